@@ -122,7 +122,7 @@ class GGUFFile:
     def sha256(self) -> str:
         """SHA-256 of the whole file in hex; computed at the first call. Raises ClosedError after `close`."""
         if not self._sha256:
-            data, digest = memoryview(self._open_bytes()), hashlib.sha256()
+            data, digest = self._open_bytes().data, hashlib.sha256()
             for start in range(0, self.size, _HASH_STEP):
                 digest.update(data[start : start + _HASH_STEP])
             self._sha256 = digest.hexdigest()

@@ -1,8 +1,8 @@
 """A model's hyperparameters, read from a GGUF file and held against every tensor in it.
 
 `Config.from_gguf` is the gate: a file that passes has all the tensors its architecture needs, with the shapes
-and types that the engine computes with, and asks for nothing that the engine does not do. A tensor or key that
-would change the numbers and is not understood is refused, never ignored.
+and types that the engine computes with, and asks for nothing that the engine does not do. A tensor or key
+that would change the numbers and is not understood is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class _Keys:
         value = self.get(key, default)
         if layers and isinstance(value, np.ndarray):
             if len(value) != layers or np.any(value != value[0]):
-                self.fail(key, f"{value.tolist()!r:.60} is not one value for all layers, which is unsupported")
+                self.fail(key, f"{value.tolist()!r:.60} differs between layers, which is unsupported")
             value = value[0].item()
         if type(value) is not int:  # bool is an int to isinstance
             self.fail(key, f"{value!r:.60} is not an integer; {RECONVERT}")
@@ -221,7 +221,8 @@ def _head_dim(keys: _Keys, arch: str, d_model: int, n_heads: int) -> int:
     key, value = f"{arch}.attention.key_length", f"{arch}.attention.value_length"
     default = None if d_model % n_heads else d_model // n_heads
     if default is None and not (key in keys.values and value in keys.values):
-        keys.fail(f"{arch}.attention.head_count", f"{n_heads} does not divide the width {d_model}; {RECONVERT}")
+        heads = f"{arch}.attention.head_count"
+        keys.fail(heads, f"{n_heads} does not divide the embedding length {d_model}; {RECONVERT}")
     head_dim = keys.count(key, MAX_HEAD_DIM, default=default)
     if keys.count(value, MAX_HEAD_DIM, default=default) != head_dim:
         keys.fail(value, f"differs from the key length, {head_dim}, which is unsupported")
