@@ -366,19 +366,23 @@ def test_every_truncation_is_refused(save: Callable[[bytes], Path]) -> None:
         assert GGUFFile(save(raw[:length])).size == length
 
 
-def test_flipped_bytes_never_raise_anything_else(rich: Path, save: Callable[[bytes], Path]) -> None:
+def test_flipped_bytes_never_raise_anything_else(rich: Path) -> None:
     raw, rng = rich.read_bytes(), random.Random(20)
     header = min(info.offset for info in GGUFFile(rich).tensors.values())
     refused = 0
-    for trial in range(2000):
-        changed = bytearray(raw)
-        for _ in range(1 + trial % 3):
-            changed[rng.randrange(header)] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
-        try:
-            file = GGUFFile(save(bytes(changed)))
-        except ModelError:
-            refused += 1
-        else:
-            for name in file.tensors:
-                assert file.data(name).nbytes == file.tensors[name].nbytes
-    assert 500 < refused < 2000  # the flips reach rules, and not all of them matter
+    with rich.open("r+b") as handle:
+        for trial in range(3000):
+            changed = bytearray(raw[:header])
+            for _ in range(1 + trial % 3):
+                changed[rng.randrange(header)] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+            handle.seek(0)
+            handle.write(changed)
+            handle.flush()
+            try:
+                file = GGUFFile(rich)
+            except ModelError:
+                refused += 1
+            else:
+                for name in file.tensors:
+                    assert file.data(name).nbytes == file.tensors[name].nbytes
+    assert 1000 < refused < 3000  # the flips reach the rules, and not all of them matter
