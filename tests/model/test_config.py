@@ -1,4 +1,4 @@
-"""Config: the hyperparameters of tiny llama and qwen3 files; for all others, a refusal naming key or tensor."""
+"""Config: hyperparameters of tiny llama and qwen3 files; for bad ones, a refusal naming key or tensor."""
 
 import math
 import random
