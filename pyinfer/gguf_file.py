@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -325,11 +326,11 @@ class _Header:
 
     def strings(self, count: int) -> list[str]:
         self.need(count * 8)
-        buffer, end, pos = self.buffer, self.end, self.pos
+        buffer, end, pos, length_at = self.buffer, self.end, self.pos, struct.Struct("<Q").unpack_from
         values = []
         for _ in range(count):  # the hot loop: vocabularies and merges are most of a header
             start = pos + 8
-            stop = start + int.from_bytes(buffer[pos:start], "little")
+            stop = start + (length_at(buffer, pos)[0] if start <= end else 0)
             if stop > end:
                 self.pos = pos
                 self.need(stop - pos)

@@ -248,6 +248,10 @@ BAD = {
         gguf([key("k", ARRAY, u32(STRING) + u64(HUGE))]),
         f"key 'k': {8 * HUGE} bytes needed",  # found by the count, not by reading strings until they end
     ),
+    "array-string-missing": (
+        gguf([key("k", ARRAY, u32(STRING) + u64(2) + string("12345678"))], data=0),
+        "key 'k': 8 bytes needed",
+    ),
     "array-string-length": (
         gguf([key("k", ARRAY, u32(STRING) + u64(2) + string("a") + u64(HUGE))]),
         "key 'k'.*cut short",
