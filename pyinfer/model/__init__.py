@@ -1,0 +1,1 @@
+"""Model architectures: their hyperparameters and, one file each, their forward passes."""
