@@ -1,0 +1,66 @@
+/* api.h: declarations only, compiled by C and read by cffi. Every function checks what it is given and sets the
+ * floating-point environment that it needs; a return of PI_OK is 0, anything else an error code. */
+
+enum { PI_OK = 0, PI_EINVAL = 1, PI_ENOMEM = 2, PI_ETYPE = 3 };
+enum { PI_F32 = 0, PI_F16 = 1, PI_Q4_1 = 3, PI_Q8_0 = 8 }; /* GGUF's own numbers */
+
+typedef struct pi_ctx pi_ctx;       /* a kernel table, worker threads, scratch */
+typedef struct pi_weight pi_weight; /* a packed matrix */
+
+/* What a cache holds for one layer. Rows: element (t, h, d) at t * row_stride + h * head_stride + d, for K and V.
+ * Tiles: K at h * head_stride + (t / 16) * 16 * head_dim + d * 16 + t % 16, V at h * head_stride + t * head_dim + d. */
+enum { PI_ROWS = 0, PI_TILES = 1 };
+typedef struct {
+    void *k, *v;
+    int64_t head_stride, row_stride; /* in elements */
+    int64_t length, capacity;        /* tokens written; tokens that the buffers hold */
+    int layout, dtype;               /* PI_ROWS or PI_TILES; PI_F32 or PI_F16 */
+    int n_kv_heads, head_dim;
+} pi_kv_view;
+
+/* Levels of instruction set. pi_ctx_new takes a level's name or NULL for the best that runs here; NULL on error. */
+int pi_numerics(void);
+int pi_level_count(void);
+const char *pi_level_name(int level);
+int pi_level_available(int level);
+pi_ctx *pi_ctx_new(const char *level, int threads);
+void pi_ctx_free(pi_ctx *c);
+const char *pi_ctx_level(const pi_ctx *c);
+int pi_ctx_threads(const pi_ctx *c);
+int pi_kernel_count(void);
+const char *pi_kernel_name(int i);
+const char *pi_ctx_kernel_level(const pi_ctx *c, int i); /* which level's kernel runs entry i */
+
+/* Weights. `src` is GGUF data, rows * row bytes long. */
+int pi_weight_pack(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *src, int64_t src_bytes, pi_weight **out);
+void pi_weight_free(pi_weight *w);
+int64_t pi_weight_bytes(const pi_weight *w);
+int pi_gather_rows(pi_ctx *c, const pi_weight *w, const int32_t *ids, int64_t n, float *y);
+
+/* y_i[t] = w_i x[t] for up to three matrices over the same input rows; w1 and w2 may be NULL. add: NULL, or added to y0. */
+int pi_matmul(pi_ctx *c, const pi_weight *w0, const pi_weight *w1, const pi_weight *w2, const float *x, int64_t tokens,
+              const float *add, float *y0, float *y1, float *y2);
+/* y[m][n] = a[m][k] b[k][n], as saxpy rows. */
+int pi_matmul_rows(pi_ctx *c, const float *a, const float *b, int64_t m, int64_t k, int64_t n, float *y);
+
+/* Attention of `tokens` queries, the last of which is token view->length - 1 of the sequence. */
+int pi_attention(pi_ctx *c, const float *q, int64_t tokens, int n_heads, const pi_kv_view *view, float scale, float *out);
+/* Writes k and v rows [tokens][n_kv_heads * head_dim] at positions view->length.., and leaves the length alone. */
+int pi_kv_write(pi_ctx *c, const pi_kv_view *view, const float *k, const float *v, int64_t tokens);
+
+int pi_softmax_rows(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y);
+int pi_rms_norm(pi_ctx *c, const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y);
+int pi_swiglu(pi_ctx *c, const float *gate, const float *up, int64_t n, float *y);
+int pi_silu(pi_ctx *c, const float *x, int64_t n, float *y);
+int pi_exp(pi_ctx *c, const float *x, int64_t n, float *y);
+int pi_add(pi_ctx *c, const float *a, const float *b, int64_t n, float *y);
+int pi_hadamard(pi_ctx *c, const float *a, const float *b, int64_t n, float *y);
+int pi_sum_squares(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y);
+int pi_narrow_f16(pi_ctx *c, const float *x, int64_t n, uint16_t *y);
+int pi_widen_f16(pi_ctx *c, const uint16_t *x, int64_t n, float *y);
+
+/* Rotates x[tokens][heads][head_dim] by rows pos..pos+tokens of the tables [n_pos][rot / 2]. */
+int pi_rope(pi_ctx *c, const float *x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t rot, int neox,
+            const float *cos, const float *sin, float *y);
+/* Fills rows first..first+n of cos and sin [n][rot / 2]; factors: NULL or [rot / 2] divisors of the frequencies. */
+int pi_rope_table(int64_t first, int64_t n, int64_t rot, double base, double scale, const float *factors, float *cos, float *sin);

@@ -1,0 +1,139 @@
+/* Contexts, and the ops that are elementwise or by row: checks, then ranges of the table's kernel over the pool. */
+#include "ctx.h"
+
+#include <stdlib.h>
+
+int pi_numerics(void) { return 1; }
+
+#define X(name, args) #name,
+static const char *const kernel_names[] = {PI_KERNELS(X)};
+#undef X
+
+int pi_level_count(void) { return pi_n_levels; }
+const char *pi_level_name(int i) { return i >= 0 && i < pi_n_levels ? pi_levels[i].name : NULL; }
+int pi_level_available(int i) { return i >= 0 && i < pi_n_levels && pi_levels[i].available(); }
+
+pi_ctx *pi_ctx_new(const char *level, int threads) {
+    int pick = -1;
+    for (int i = 0; i < pi_n_levels; i++)
+        if (pi_levels[i].available() && (!level || !strcmp(level, pi_levels[i].name))) pick = i;
+    if (pick < 0 || threads < 1 || threads > 1024) return NULL;
+    pi_ctx *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->level = pick;
+    c->fork_generation = pi_fork_generation();
+    pi_build_table(&c->t, pick);
+    pthread_mutex_init(&c->lock, NULL);
+    c->pool = pi_pool_new(threads);
+    if (!c->pool) {
+        pi_ctx_free(c);
+        return NULL;
+    }
+    return c;
+}
+
+void pi_ctx_free(pi_ctx *c) {
+    if (!c) return;
+    pi_pool_free(c->pool);
+    free(c->scratch);
+    free(c);
+}
+
+const char *pi_ctx_level(const pi_ctx *c) { return pi_levels[c->level].name; }
+int pi_ctx_threads(const pi_ctx *c) { return pi_pool_threads(c->pool); }
+int pi_kernel_count(void) { return PI_K_COUNT; }
+const char *pi_kernel_name(int i) { return i >= 0 && i < PI_K_COUNT ? kernel_names[i] : NULL; }
+const char *pi_ctx_kernel_level(const pi_ctx *c, int i) { return i >= 0 && i < PI_K_COUNT ? c->t.level_of[i] : NULL; }
+
+void *pi_alloc(size_t bytes) {
+    void *p = NULL;
+    return posix_memalign(&p, 64, bytes ? bytes : 1) ? NULL : p;
+}
+
+void *pi_scratch(pi_ctx *c, size_t bytes) {
+    if (bytes > c->scratch_bytes) {
+        free(c->scratch);
+        c->scratch_bytes = 0;
+        c->scratch = pi_alloc(bytes);
+        if (!c->scratch) return NULL;
+        c->scratch_bytes = bytes;
+    }
+    return c->scratch;
+}
+
+/* ---- elementwise and row ops ---------------------------------------------------------------------------*/
+
+typedef struct {
+    const pi_table *t;
+    const float *a, *b;
+    const uint16_t *h;
+    float *y;
+    uint16_t *yh;
+    int64_t n;
+    float eps;
+} job;
+
+#define TASK(op, call) \
+    static void op##_task(void *arg, int64_t lo, int64_t hi, int slot) { \
+        const job *j = arg; \
+        (void)slot; \
+        call; \
+    }
+/* Elementwise: a unit is one value. By row: a unit is one row. */
+#define ELEMENTWISE(entry, signature, fill, ok, call) \
+    TASK(entry, call) \
+    int pi_##entry signature { \
+        if (!c || n < 0 || (n && !(ok))) return PI_EINVAL; \
+        pi_fpenv env = pi_enter(c); \
+        job j = {.t = &c->t}; \
+        fill; \
+        pi_pool_run(c->pool, n, PI_FORK_VALUES, entry##_task, &j); \
+        return pi_leave(c, env, PI_OK); \
+    }
+
+ELEMENTWISE(swiglu, (pi_ctx * c, const float *gate, const float *up, int64_t n, float *y), (j.a = gate, j.b = up, j.y = y),
+            gate && up && y, j->t->swiglu(j->a + lo, j->b + lo, hi - lo, j->y + lo))
+ELEMENTWISE(silu, (pi_ctx * c, const float *x, int64_t n, float *y), (j.a = x, j.y = y), x && y,
+            j->t->silu(j->a + lo, hi - lo, j->y + lo))
+ELEMENTWISE(exp, (pi_ctx * c, const float *x, int64_t n, float *y), (j.a = x, j.y = y), x && y,
+            j->t->exp(j->a + lo, hi - lo, j->y + lo))
+ELEMENTWISE(add, (pi_ctx * c, const float *a, const float *b, int64_t n, float *y), (j.a = a, j.b = b, j.y = y), a && b && y,
+            j->t->add(j->a + lo, j->b + lo, hi - lo, j->y + lo))
+ELEMENTWISE(hadamard, (pi_ctx * c, const float *a, const float *b, int64_t n, float *y), (j.a = a, j.b = b, j.y = y),
+            a && b && y, j->t->mul(j->a + lo, j->b + lo, hi - lo, j->y + lo))
+ELEMENTWISE(narrow_f16, (pi_ctx * c, const float *x, int64_t n, uint16_t *y), (j.a = x, j.yh = y), x && y,
+            j->t->narrow(j->a + lo, hi - lo, j->yh + lo))
+ELEMENTWISE(widen_f16, (pi_ctx * c, const uint16_t *x, int64_t n, float *y), (j.h = x, j.y = y), x && y,
+            j->t->widen(j->h + lo, hi - lo, j->y + lo))
+
+/* Rows of n values, `grain` rows to a range so that a range is worth a fork. */
+static int64_t row_grain(int64_t n) { return pi_max(1, PI_FORK_VALUES / pi_max(1, n)); }
+
+TASK(softmax_rows, j->t->softmax(j->y + lo * j->n, hi - lo, j->n, j->n))
+int pi_softmax_rows(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y) {
+    if (!c || rows < 0 || n < 0 || (rows && n && (!x || !y))) return PI_EINVAL;
+    pi_fpenv env = pi_enter(c);
+    job j = {.t = &c->t, .y = y, .n = n};
+    if (rows && n && x != y) memmove(y, x, (size_t)(rows * n) * sizeof *y);
+    pi_pool_run(c->pool, n ? rows : 0, row_grain(n), softmax_rows_task, &j);
+    return pi_leave(c, env, PI_OK);
+}
+
+TASK(rms_norm, j->t->rms_norm(j->a + lo * j->n, j->b, hi - lo, j->n, j->eps, j->y + lo * j->n))
+int pi_rms_norm(pi_ctx *c, const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y) {
+    if (!c || rows < 0 || n < 1 || (rows && (!x || !w || !y))) return PI_EINVAL;
+    pi_fpenv env = pi_enter(c);
+    job j = {.t = &c->t, .a = x, .b = w, .y = y, .n = n, .eps = eps};
+    pi_pool_run(c->pool, rows, row_grain(n), rms_norm_task, &j);
+    return pi_leave(c, env, PI_OK);
+}
+
+int pi_sum_squares(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y) {
+    if (!c || rows < 0 || n < 0 || (rows && (!x || !y))) return PI_EINVAL;
+    pi_fpenv env = pi_enter(c);
+    for (int64_t r = 0; r < rows; r++) {
+        y[r] = 0.0f;
+        for (int64_t i = 0; i < n; i++) c->t.saxpy(y + r, x + r * n + i, x[r * n + i], 1);
+    }
+    return pi_leave(c, env, PI_OK);
+}

@@ -1,0 +1,47 @@
+/* The context behind every op: a kernel table, a pool, scratch, and one lock, so that several Python threads may
+ * share it. PI_ENTER / PI_LEAVE stand around each op: lock and floating-point environment. */
+#ifndef PI_CTX_H
+#define PI_CTX_H
+
+#include <pthread.h>
+
+#include "fpenv.h"
+#include "pi.h"
+
+struct pi_ctx {
+    pi_table t;
+    int level;
+    pi_pool *pool;
+    pthread_mutex_t lock;
+    unsigned fork_generation;
+    uint8_t *scratch;
+    size_t scratch_bytes;
+};
+
+PI_INLINE pi_fpenv pi_enter(pi_ctx *c) {
+    if (c->fork_generation != pi_fork_generation()) { /* a lock held by a thread that this child does not have */
+        pthread_mutex_init(&c->lock, NULL);
+        c->fork_generation = pi_fork_generation();
+    }
+    pthread_mutex_lock(&c->lock);
+    pi_fpenv env = pi_fpenv_get();
+    pi_fpenv_set();
+    return env;
+}
+
+PI_INLINE int pi_leave(pi_ctx *c, pi_fpenv env, int code) {
+    pi_fpenv_put(env);
+    pthread_mutex_unlock(&c->lock);
+    return code;
+}
+
+/* Scratch of at least `bytes`, 64-byte aligned, valid until the op leaves; NULL when there is no memory. */
+void *pi_scratch(pi_ctx *c, size_t bytes);
+
+/* 64-byte aligned memory; free() releases it. */
+void *pi_alloc(size_t bytes);
+
+/* Elementwise work below this many values is not worth a fork. */
+enum { PI_FORK_VALUES = 16384 };
+
+#endif

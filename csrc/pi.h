@@ -1,0 +1,188 @@
+/* pi.h: what every C file shares: types, the kernel table, target regions, the few inlines. */
+#ifndef PI_H
+#define PI_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "api.h"
+
+/* ---- target regions ------------------------------------------------------------------------------------
+ * One set of compiler flags builds every file; code for a CPU level stands between PI_BEGIN_x and PI_END,
+ * and is reached through the kernel table only. Headers of intrinsics are included before the first region. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PI_X86 1
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define PI_ARM 1
+#endif
+
+#define PI_PRAGMA(x) _Pragma(#x)
+#if defined(__clang__)
+#define PI_BEGIN(isa) PI_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
+#define PI_END PI_PRAGMA(clang attribute pop)
+#define PI_UNROLL _Pragma("unroll")
+#else
+#define PI_BEGIN(isa) PI_PRAGMA(GCC push_options) PI_PRAGMA(GCC target(isa))
+#define PI_END PI_PRAGMA(GCC pop_options)
+#define PI_UNROLL _Pragma("GCC unroll 16")
+#endif
+#define PI_INLINE static inline __attribute__((always_inline))
+
+/* Groups, tiles and blocks: 16 outputs side by side, 32 inputs to one activation scale. */
+enum { PI_LANES = 16, PI_BLOCK = 32 };
+
+/* ---- packed weights ------------------------------------------------------------------------------------
+ * A row group is 16 rows interleaved; the last one is padded with zero rows. Per group, in this order:
+ *   F32, F16     [cols][16] values
+ *   Q8_0         [cols/32][8][16][4] int8 codes (step j holds codes 4j..4j+3 of each row), [cols/32][16] f16 d
+ *   Q4_1         [cols/32][4][16][4] bytes (step j: low nibbles codes 4j.., high nibbles codes 16+4j..),
+ *                [cols/32][2][16] f16 d then m
+ * so one 64-byte load holds 4 codes of each of the 16 rows, and no kernel needs a horizontal sum. */
+struct pi_weight {
+    int type;
+    int64_t rows, cols;   /* of the matrix: y[rows] = w[rows][cols] x[cols] */
+    int64_t groups;       /* ceil(rows / 16) */
+    int64_t group_bytes;  /* distance between groups */
+    uint8_t *data;        /* 64-byte aligned */
+    size_t bytes;
+};
+
+/* Quantised input rows (NUMERICS.md, 3). nb = cols / 32. */
+typedef struct {
+    const float *x;       /* [rows][cols], the rows as they came */
+    int64_t cols, nb;
+    int8_t *q;            /* [rows][cols] */
+    int16_t *q16;         /* [rows][cols] q widened, each four in the order 0 2 1 3: levels without a byte dot product */
+    float *d;             /* [rows][nb] dx */
+    float *sx;            /* [rows][nb] float(sum q) * dx */
+    int32_t *off;         /* [rows][nb] -128 * sum q: corrects codes shifted to unsigned */
+} pi_act;
+
+/* ---- the kernel table ----------------------------------------------------------------------------------
+ * PI_KERNELS lists every entry once; the struct, the names and the completeness check derive from it.
+ *
+ * quantize   one row x[cols] into row `row` of an act
+ * matmul_T   row groups g0..g1 times rows t0..t1 of an act: y[t * ldy + n], n < rows
+ * saxpy      y[i] = fma(a, x[i], y[i])
+ * scores_T   s[h][t] = fold_d(q[h], k_t) * scale for t < n over key tiles [n/16][dim][16]; may write up to the tile's end
+ * context_T  out[h][d] = fold_t(p[h][t], v_t[d]), values [n][dim]
+ * softmax    each of `rows` rows of x[n], `ld` apart, in place
+ * rms_norm   y = rms_norm(x) * w for each of `rows` rows of n
+ */
+#define PI_MATMUL_ARGS (const pi_weight *w, const pi_act *a, int64_t g0, int64_t g1, int64_t t0, int64_t t1, float *y, int64_t ldy)
+#define PI_SCORES_ARGS(T) \
+    (const float *q, int64_t ldq, int heads, const T *k, int64_t n, int64_t dim, float scale, float *s, int64_t lds)
+#define PI_CONTEXT_ARGS(T) \
+    (const float *p, int64_t ldp, int heads, const T *v, int64_t n, int64_t dim, float *out, int64_t ldo)
+#define PI_KERNELS(X) \
+    X(quantize, (const float *x, const pi_act *a, int64_t row)) \
+    X(matmul_f32, PI_MATMUL_ARGS) \
+    X(matmul_f16, PI_MATMUL_ARGS) \
+    X(matmul_q8_0, PI_MATMUL_ARGS) \
+    X(matmul_q4_1, PI_MATMUL_ARGS) \
+    X(saxpy, (float *y, const float *x, float a, int64_t n)) \
+    X(scores_f32, PI_SCORES_ARGS(float)) \
+    X(scores_f16, PI_SCORES_ARGS(uint16_t)) \
+    X(context_f32, PI_CONTEXT_ARGS(float)) \
+    X(context_f16, PI_CONTEXT_ARGS(uint16_t)) \
+    X(softmax, (float *x, int64_t rows, int64_t n, int64_t ld)) \
+    X(rms_norm, (const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y)) \
+    X(swiglu, (const float *gate, const float *up, int64_t n, float *y)) \
+    X(silu, (const float *x, int64_t n, float *y)) \
+    X(exp, (const float *x, int64_t n, float *y)) \
+    X(add, (const float *a, const float *b, int64_t n, float *y)) \
+    X(mul, (const float *a, const float *b, int64_t n, float *y)) \
+    X(rope, (const float *x, const float *cos, const float *sin, int64_t heads, int64_t dim, int64_t rot, int neox, float *y)) \
+    X(narrow, (const float *x, int64_t n, uint16_t *y)) \
+    X(widen, (const uint16_t *x, int64_t n, float *y))
+
+enum {
+#define X(name, args) PI_K_##name,
+    PI_KERNELS(X)
+#undef X
+    PI_K_COUNT
+};
+
+typedef struct {
+#define X(name, args) void(*name) args;
+    PI_KERNELS(X)
+#undef X
+    const char *level_of[PI_K_COUNT]; /* which level each entry came from */
+} pi_table;
+
+/* PI_SET(t, saxpy, avx2): the entry `saxpy` becomes pi_saxpy_avx2. */
+#define PI_SET(t, entry, isa) ((t)->entry = pi_##entry##_##isa, (t)->level_of[PI_K_##entry] = #isa)
+
+/* Levels, ascending within an architecture; each init_ overwrites what its level does better. */
+typedef struct {
+    const char *name;
+    bool (*available)(void);
+    void (*init)(pi_table *t);
+} pi_level;
+extern const pi_level pi_levels[];
+extern const int pi_n_levels;
+void pi_build_table(pi_table *t, int level); /* pure: the table of that level and all below */
+
+void pi_init_ref(pi_table *t);
+#if PI_X86
+bool pi_has_avx2(void);
+bool pi_has_avx512(void);
+bool pi_has_avx512vnni(void);
+void pi_init_avx2(pi_table *t);
+void pi_init_avx512(pi_table *t);
+void pi_init_avx512vnni(pi_table *t);
+#endif
+
+/* ---- pool ----------------------------------------------------------------------------------------------*/
+typedef struct pi_pool pi_pool;
+typedef void (*pi_task)(void *arg, int64_t lo, int64_t hi, int slot); /* slot < threads: private scratch */
+pi_pool *pi_pool_new(int threads);
+void pi_pool_free(pi_pool *p);
+int pi_pool_threads(const pi_pool *p);
+unsigned pi_fork_generation(void); /* counts the forks that led to this process: locks of before are void */
+/* Runs task over 0..units in disjoint ranges of at most `grain`; returns when all are done. */
+void pi_pool_run(pi_pool *p, int64_t units, int64_t grain, pi_task task, void *arg);
+
+/* ---- shared inlines ------------------------------------------------------------------------------------*/
+PI_INLINE int64_t pi_min(int64_t a, int64_t b) { return a < b ? a : b; }
+PI_INLINE int64_t pi_max(int64_t a, int64_t b) { return a > b ? a : b; }
+PI_INLINE int64_t pi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+PI_INLINE float pi_f32_of_bits(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+PI_INLINE uint32_t pi_bits_of_f32(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+/* binary16 <-> binary32 in integers: no compiler on the list lacks them, no FTZ setting reaches them. */
+PI_INLINE float pi_f32_of_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = h >> 10 & 31, man = h & 0x3ff;
+    if (exp == 31) return pi_f32_of_bits(sign | 0x7f800000u | man << 13);
+    if (exp != 0) return pi_f32_of_bits(sign | (exp + 112) << 23 | man << 13);
+    if (man == 0) return pi_f32_of_bits(sign);
+    int shift = __builtin_clz(man) - 21; /* bring the leading one to bit 10 */
+    return pi_f32_of_bits(sign | (uint32_t)(113 - shift) << 23 | (man << shift & 0x3ff) << 13);
+}
+PI_INLINE uint16_t pi_f16_of_f32(float f) {
+    uint32_t u = pi_bits_of_f32(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x1ff));      /* NaN, made quiet */
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00);                         /* rounds to infinity */
+    if (a < 0x33000001u) return (uint16_t)sign;                                     /* rounds to zero */
+    uint32_t man = (a & 0x7fffffu) | 0x800000u, exp = a >> 23;
+    uint32_t drop = exp < 113 ? 126 - exp : 13;                                     /* bits rounded away */
+    uint32_t kept = man >> drop, rest = man & ((1u << drop) - 1), half = 1u << (drop - 1);
+    kept += rest > half || (rest == half && (kept & 1));
+    return (uint16_t)(sign | (exp < 113 ? kept : kept + ((exp - 113) << 10)));
+}
+
+#endif

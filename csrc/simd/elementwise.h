@@ -1,0 +1,138 @@
+/* Elementwise and row kernels over vectors of V lanes: lane = another output. Written once; each level includes it
+ * inside its target region after its vec_<isa>.h. LEVEL(name) appends the level's name. NUMERICS.md sections 2 and 4. */
+#include <math.h>
+
+/* for each vector of outputs i..i+V, then the tail: `n` lanes, the rest not read or written */
+#define V_FOR(i, n, body, tail) \
+    do { \
+        int64_t i = 0; \
+        for (; i + V <= (n); i += V) body; \
+        if (i < (n)) { \
+            const int left = (int)((n)-i); \
+            tail; \
+        } \
+    } while (0)
+#define V_MAP1(y, x, n, f) \
+    V_FOR(i, n, v_store(y + i, f(v_load(x + i))), v_store_n(y + i, f(v_load_n(x + i, left)), left))
+#define V_MAP2(y, a, b, n, f) \
+    V_FOR(i, n, v_store(y + i, f(v_load(a + i), v_load(b + i))), \
+          v_store_n(y + i, f(v_load_n(a + i, left), v_load_n(b + i, left)), left))
+
+void LEVEL(pi_saxpy)(float *y, const float *x, float a, int64_t n) {
+    const vf va = v_set1(a);
+    V_FOR(i, n, v_store(y + i, v_fma(va, v_load(x + i), v_load(y + i))),
+          v_store_n(y + i, v_fma(va, v_load_n(x + i, left), v_load_n(y + i, left)), left));
+}
+
+PI_INLINE vf v_swiglu(vf gate, vf up) { return v_mul(v_silu(gate), up); }
+void LEVEL(pi_swiglu)(const float *gate, const float *up, int64_t n, float *y) { V_MAP2(y, gate, up, n, v_swiglu); }
+void LEVEL(pi_silu)(const float *x, int64_t n, float *y) { V_MAP1(y, x, n, v_silu); }
+void LEVEL(pi_exp)(const float *x, int64_t n, float *y) { V_MAP1(y, x, n, v_exp); }
+void LEVEL(pi_add)(const float *a, const float *b, int64_t n, float *y) { V_MAP2(y, a, b, n, v_add); }
+void LEVEL(pi_mul)(const float *a, const float *b, int64_t n, float *y) { V_MAP2(y, a, b, n, v_mul); }
+
+void LEVEL(pi_narrow)(const float *x, int64_t n, uint16_t *y) {
+    V_FOR(i, n, v_store_f16(y + i, v_load(x + i)), v_store_f16_n(y + i, v_load_n(x + i, left), left));
+}
+void LEVEL(pi_widen)(const uint16_t *x, int64_t n, float *y) {
+    V_FOR(i, n, v_store(y + i, v_load_f16(x + i)), v_store_n(y + i, v_load_n_f16(x + i, left), left));
+}
+
+/* A sum is one sequential fold, so its speed is the latency of an addition; the folds of several rows run side by side. */
+#define ROWS 8
+#define FOLD_ROWS(rows, n, ld, x, total, step) \
+    for (int64_t r0 = 0; r0 < rows; r0 += ROWS) { \
+        float acc[ROWS] = {0}; \
+        if (rows - r0 >= ROWS) { \
+            for (int64_t i = 0; i < n; i++) \
+                PI_UNROLL for (int r = 0; r < ROWS; r++) acc[r] = step(x[(r0 + r) * ld + i], acc[r]); \
+        } else if (rows - r0 >= 3) { /* some rows twice, rather than a narrower loop */ \
+            for (int64_t i = 0; i < n; i++) \
+                PI_UNROLL for (int r = 0; r < ROWS; r++) acc[r] = step(x[pi_min(r0 + r, rows - 1) * ld + i], acc[r]); \
+        } else { \
+            for (int r = 0; r < rows - r0; r++) \
+                for (int64_t i = 0; i < n; i++) acc[r] = step(x[(r0 + r) * ld + i], acc[r]); \
+        } \
+        for (int r = 0; r < ROWS && r0 + r < rows; r++) total(r0 + r, acc[r]); \
+    }
+
+PI_INLINE float step_sum(float x, float acc) { return acc + x; }
+PI_INLINE float step_squares(float x, float acc) { return __builtin_fmaf(x, x, acc); }
+
+void LEVEL(pi_softmax)(float *x, int64_t rows, int64_t n, int64_t ld) {
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = x + r * ld, max = -INFINITY;
+        vf m = v_set1(-INFINITY);
+        int64_t whole = n / V * V;
+        for (int64_t i = 0; i < whole; i += V) m = v_max(m, v_load(row + i));
+        for (int64_t i = whole; i < n; i++) max = row[i] > max ? row[i] : max;
+        max = v_max_across(m) > max ? v_max_across(m) : max;
+        m = v_set1(max);
+        V_FOR(i, n, v_store(row + i, v_exp(v_sub(v_load(row + i), m))),
+              v_store_n(row + i, v_exp(v_sub(v_load_n(row + i, left), m)), left));
+    }
+#define DIVIDE(r, sum) \
+    do { \
+        float *row = x + (r)*ld; \
+        const vf s = v_set1(sum); \
+        V_FOR(i, n, v_store(row + i, v_div(v_load(row + i), s)), v_store_n(row + i, v_div(v_load_n(row + i, left), s), left)); \
+    } while (0)
+    FOLD_ROWS(rows, n, ld, x, DIVIDE, step_sum)
+#undef DIVIDE
+}
+
+void LEVEL(pi_rms_norm)(const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y) {
+#define NORMALISE(r, ss) \
+    do { \
+        const float *row = x + (r)*n; \
+        float *out = y + (r)*n; \
+        const vf s = v_set1(1.0f / sqrtf((ss) / (float)n + eps)); \
+        V_FOR(i, n, v_store(out + i, v_mul(v_mul(v_load(row + i), s), v_load(w + i))), \
+              v_store_n(out + i, v_mul(v_mul(v_load_n(row + i, left), s), v_load_n(w + i, left)), left)); \
+    } while (0)
+    FOLD_ROWS(rows, n, n, x, NORMALISE, step_squares)
+#undef NORMALISE
+}
+
+/* The compiler turns these plain loops into vectors of pairs: no output shares an operation with another. */
+void LEVEL(pi_rope)(const float *x, const float *cos, const float *sin, int64_t heads, int64_t dim, int64_t rot, int neox, float *y) {
+    const int64_t half = rot / 2;
+    for (int64_t h = 0; h < heads; h++, x += dim, y += dim) {
+        if (neox)
+            for (int64_t i = 0; i < half; i++) {
+                float x0 = x[i], x1 = x[half + i];
+                y[i] = __builtin_fmaf(x0, cos[i], -(x1 * sin[i]));
+                y[half + i] = __builtin_fmaf(x0, sin[i], x1 * cos[i]);
+            }
+        else
+            for (int64_t i = 0; i < half; i++) {
+                float x0 = x[2 * i], x1 = x[2 * i + 1];
+                y[2 * i] = __builtin_fmaf(x0, cos[i], -(x1 * sin[i]));
+                y[2 * i + 1] = __builtin_fmaf(x0, sin[i], x1 * cos[i]);
+            }
+        for (int64_t i = rot; i < dim; i++) y[i] = x[i];
+    }
+}
+
+void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
+    for (int64_t b = 0; b < a->nb; b++) {
+        const float *xb = x + b * PI_BLOCK;
+        int8_t *q = a->q + row * a->cols + b * PI_BLOCK;
+        int16_t *q16 = a->q16 + row * a->cols + b * PI_BLOCK;
+        vf m = v_set1(0.0f);
+        for (int i = 0; i < PI_BLOCK; i += V) m = v_max(m, v_abs(v_load(xb + i)));
+        float amax = v_max_across(m);
+        if (amax < 0x1p-100f) amax = 0.0f;
+        const vf id = v_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
+        int32_t code[PI_BLOCK], sum = 0;
+        for (int i = 0; i < PI_BLOCK; i += V) v_storei(code + i, v_to_int(v_mul(v_load(xb + i), id)));
+        for (int i = 0; i < PI_BLOCK; i++) sum += code[i];
+        for (int i = 0; i < PI_BLOCK; i++) q[i] = (int8_t)code[i];
+        for (int i = 0; i < PI_BLOCK; i += 4)
+            for (int j = 0; j < 4; j++) q16[i + j] = (int16_t)code[i + (j % 2 * 2 + j / 2)];
+        int64_t at = row * a->nb + b;
+        a->d[at] = amax / 127.0f;
+        a->sx[at] = (float)sum * a->d[at];
+        a->off[at] = (int32_t)(-128 * (int64_t)sum);
+    }
+}

@@ -1,0 +1,28 @@
+/* Which kernels each x86-64 level adds to the table below it. */
+#include "x86.h"
+#if PI_X86
+
+#define X(name, args) void pi_##name##_avx2 args, pi_##name##_avx512 args;
+PI_KERNELS(X)
+#undef X
+void pi_matmul_q8_0_avx512vnni PI_MATMUL_ARGS;
+void pi_matmul_q4_1_avx512vnni PI_MATMUL_ARGS;
+
+void pi_init_avx2(pi_table *t) {
+#define X(name, args) PI_SET(t, name, avx2);
+    PI_KERNELS(X)
+#undef X
+}
+
+void pi_init_avx512(pi_table *t) {
+#define X(name, args) PI_SET(t, name, avx512);
+    PI_KERNELS(X)
+#undef X
+}
+
+void pi_init_avx512vnni(pi_table *t) {
+    PI_SET(t, matmul_q8_0, avx512vnni);
+    PI_SET(t, matmul_q4_1, avx512vnni);
+}
+
+#endif

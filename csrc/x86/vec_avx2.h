@@ -1,0 +1,55 @@
+/* Vectors of 8 lanes for the kernels of simd/. */
+#define V 8
+typedef __m256 vf;
+typedef __m256i vi;
+
+/* A window of eight into this has its first n lanes set. */
+static const int32_t v_window[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+PI_INLINE __m256i v_lanes(int n) { return _mm256_loadu_si256((const __m256i *)(v_window + 8 - n)); }
+
+PI_INLINE vf v_set1(float x) { return _mm256_set1_ps(x); }
+PI_INLINE vf v_load(const float *p) { return _mm256_loadu_ps(p); }
+PI_INLINE vf v_load_n(const float *p, int n) { return _mm256_maskload_ps(p, v_lanes(n)); }
+PI_INLINE void v_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+PI_INLINE void v_store_n(float *p, vf x, int n) { _mm256_maskstore_ps(p, v_lanes(n), x); }
+PI_INLINE vf v_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+PI_INLINE vf v_load_n_f16(const uint16_t *p, int n) {
+    uint16_t t[8] = {0};
+    for (int i = 0; i < n; i++) t[i] = p[i];
+    return v_load_f16(t);
+}
+PI_INLINE void v_store_f16(uint16_t *p, vf x) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+PI_INLINE void v_store_f16_n(uint16_t *p, vf x, int n) {
+    uint16_t t[8];
+    v_store_f16(t, x);
+    for (int i = 0; i < n; i++) p[i] = t[i];
+}
+PI_INLINE vf v_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+PI_INLINE vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+PI_INLINE vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+PI_INLINE vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+PI_INLINE vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+PI_INLINE vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+PI_INLINE vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+PI_INLINE float v_max_across(vf x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+PI_INLINE vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+PI_INLINE vf v_neg(vf x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
+PI_INLINE vf v_rint(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+PI_INLINE vi v_to_int(vf x) { return _mm256_cvtps_epi32(x); }
+PI_INLINE void v_storei(int32_t *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
+PI_INLINE vi v_half(vi k) { return _mm256_srai_epi32(k, 1); }
+PI_INLINE vi v_subi(vi a, vi b) { return _mm256_sub_epi32(a, b); }
+PI_INLINE vf v_pow2(vi k) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(k, _mm256_set1_epi32(127)), 23)); }
+
+/* The kernels of simd/attention.h name loads by the cache's type. */
+#define v_load_f32 v_load
+#define v_load_n_f32 v_load_n
+
+/* 16 registers: accumulators of a block of scores, heads to a block. */
+#define SCORE_VECTORS 4
+#define SCORE_HEADS 4
+#define CONTEXT_HEADS 2

@@ -1,0 +1,242 @@
+"""The ops a model is written in: primitives, and coarse ops whose defaults are made of primitives.
+
+A backend that has the primitives is right; overriding a coarse op (a fusion) may change its speed and nothing else.
+Tensors and weights are the backend's own handles: a tensor has a `shape`, `numpy()` shows its values. Shapes below are
+(rows, columns). What each op computes, to the bit, is in csrc/NUMERICS.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tensor = Any
+Weight = Any
+TILE = 16  # tokens to a tile of the tiled K cache
+
+
+@dataclass(slots=True)
+class KVBufferView:
+    """Where a layer's cached keys and values lie. `length` tokens are written, `capacity` fit.
+
+    layout "rows":  k, v (capacity, n_kv_heads * head_dim)
+    layout "tiles": k (n_kv_heads, capacity / 16, head_dim, 16), v (n_kv_heads, capacity, head_dim)
+    """
+
+    k: Tensor
+    v: Tensor
+    layout: str
+    dtype: str  # "f32" or "f16"
+    n_kv_heads: int
+    head_dim: int
+    length: int
+    capacity: int
+    handle: Any = None  # whatever the backend wants to keep with it
+
+
+class Backend(ABC):
+    """A set of ops. Primitive ops are abstract here; coarse ops have defaults."""
+
+    name: str
+    threads: int = 1
+
+    # ---- storage -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """A tensor with a copy of `array` (float32 or float16)."""
+
+    @abstractmethod
+    def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
+        """A tensor of zeros; the memory is only claimed when touched."""
+
+    @abstractmethod
+    def numpy(self, x: Tensor) -> NDArray[Any]:
+        """The values of x; not to be written to, and valid while x lives."""
+
+    @abstractmethod
+    def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> Weight:
+        """A matrix (rows, cols) from GGUF data of a GGML type."""
+
+    def kernels(self) -> dict[str, str]:
+        """Which kernel runs each entry of the backend's table."""
+        return {}
+
+    # ---- primitives ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def matmul(self, a: Tensor, b: Tensor | Weight) -> Tensor:
+        """a (m, k) times a weight (n, k), transposed, or times a tensor (k, n)."""
+
+    @abstractmethod
+    def gather_rows(self, w: Weight, ids: Sequence[int]) -> Tensor:
+        """Rows of a weight, dequantised: (len(ids), cols)."""
+
+    @abstractmethod
+    def transpose_2d(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def softmax_rows(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def scale(self, x: Tensor, factor: float, *, divide: bool = False) -> Tensor:
+        """x * factor, or x / factor: they round differently."""
+
+    @abstractmethod
+    def add(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def hadamard(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def add_scalar(self, x: Tensor, c: float) -> Tensor: ...
+
+    @abstractmethod
+    def rsqrt_elem(self, x: Tensor) -> Tensor:
+        """1 / sqrt(x), both rounded."""
+
+    @abstractmethod
+    def silu(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def sum_squares_axis(self, x: Tensor) -> Tensor:
+        """(rows, 1): the fold of each row with itself."""
+
+    @abstractmethod
+    def broadcast_row_scalars(self, x: Tensor, cols: int) -> Tensor:
+        """(rows, 1) -> (rows, cols)."""
+
+    @abstractmethod
+    def repeat_row_as_matrix(self, x: Tensor, rows: int) -> Tensor:
+        """(1, cols) -> (rows, cols)."""
+
+    @abstractmethod
+    def reshape_data(self, x: Tensor, shape: tuple[int, ...]) -> Tensor: ...
+
+    @abstractmethod
+    def copy_2d_from_cols(self, x: Tensor, cols: int, first: int) -> Tensor:
+        """Columns first..first+cols."""
+
+    @abstractmethod
+    def copy_2d_into_cols(self, out: Tensor, x: Tensor, first: int) -> None:
+        """Overwrites columns first.. of `out` with x."""
+
+    @abstractmethod
+    def copy_rows_2d(self, x: Tensor, first: int, rows: int) -> Tensor:
+        """Rows first..first+rows."""
+
+    @abstractmethod
+    def concat_dim0(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def narrow_f16(self, x: Tensor) -> Tensor:
+        """x rounded to float16, nearest even."""
+
+    @abstractmethod
+    def rope_tables(
+        self, first: int, n: int, rot: int, base: float, scale: float, factors: NDArray[np.float32] | None
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin (n, rot / 2) of positions first..first+n."""
+
+    @abstractmethod
+    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor, first: int, head_dim: int, neox: bool) -> Tensor:
+        """Rotates each head of x (tokens, heads * head_dim) by table rows first..first+tokens."""
+
+    def argmax(self, x: Tensor) -> int:
+        """The index of the largest value; of equals, the lowest."""
+        return int(np.argmax(self.numpy(x)))
+
+    # ---- coarse ops ----------------------------------------------------------------------------------------
+
+    def matmul_many(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
+        """x times each weight: one quantisation of x and one parallel region, where a backend cares."""
+        return [self.matmul(x, w) for w in weights]
+
+    def matmul_add(self, x: Tensor, w: Weight, residual: Tensor) -> Tensor:
+        return self.add(residual, self.matmul(x, w))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """(x / rms(x)) * weight by row; weight (1, cols)."""
+        rows, cols = x.shape
+        mean = self.scale(self.reshape_data(self.sum_squares_axis(x), (rows, 1)), cols, divide=True)
+        r = self.rsqrt_elem(self.add_scalar(mean, eps))
+        scaled = self.hadamard(x, self.broadcast_row_scalars(r, cols))
+        return self.hadamard(scaled, self.repeat_row_as_matrix(self.reshape_data(weight, (1, cols)), rows))
+
+    def rms_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """rms_norm of each head of x (rows, heads * head_dim); weight (1, head_dim)."""
+        head_dim = weight.shape[1]
+        out = self.zeros(x.shape)
+        for first in range(0, x.shape[1], head_dim):
+            head = self.copy_2d_from_cols(x, head_dim, first)
+            self.copy_2d_into_cols(out, self.rms_norm(head, weight, eps), first)
+        return out
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.hadamard(self.silu(gate), up)
+
+    def fused_attention(self, q: Tensor, view: KVBufferView, n_heads: int, scale: float) -> Tensor:
+        """Causal attention of the last len(q) tokens over the cache: (tokens, n_heads * head_dim).
+
+        The default is the per-head loop; a mask is a loop bound.
+        """
+        tokens, dim, group = q.shape[0], view.head_dim, n_heads // view.n_kv_heads
+        keys, values = self.kv_rows(view)
+        out = None
+        for t in range(tokens):
+            visible = view.length - tokens + t + 1
+            whole = tokens == 1
+            q_t = q if whole else self.copy_rows_2d(q, t, 1)
+            k_t = keys if whole else self.copy_rows_2d(keys, 0, visible)
+            v_t = values if whole else self.copy_rows_2d(values, 0, visible)
+            row = self.zeros((1, n_heads * dim))
+            for h in range(n_heads):
+                kv = h // group * dim
+                q_h = self.copy_2d_from_cols(q_t, dim, h * dim)
+                k_h = self.copy_2d_from_cols(k_t, dim, kv)
+                v_h = self.copy_2d_from_cols(v_t, dim, kv)
+                scores = self.scale(self.matmul(q_h, self.transpose_2d(k_h)), scale)
+                context = self.matmul(self.softmax_rows(scores), v_h)
+                self.copy_2d_into_cols(row, context, h * dim)
+            out = row if out is None else self.concat_dim0(out, row)
+        return out
+
+    # ---- the cache's memory: moves values, computes none ----------------------------------------------------
+
+    def kv_rows(self, view: KVBufferView) -> tuple[Tensor, Tensor]:
+        """The keys and values written so far, (length, n_kv_heads * head_dim), widened to float32."""
+        n, width = view.length, view.n_kv_heads * view.head_dim
+        k, v = self.numpy(view.k), self.numpy(view.v)
+        if view.layout == "tiles":
+            tiles = -(-n // TILE)
+            k = k[:, :tiles].transpose(1, 3, 0, 2).reshape(tiles * TILE, width)
+            v = v[:, :n].transpose(1, 0, 2).reshape(n, width)
+        return self.tensor(k[:n].astype(np.float32)), self.tensor(v[:n].astype(np.float32))
+
+    def kv_write(self, view: KVBufferView, k: Tensor, v: Tensor) -> None:
+        """Writes rows k and v (tokens, n_kv_heads * head_dim) behind the view's length, and moves it on."""
+        dtype = np.float16 if view.dtype == "f16" else np.float32
+        heads = (-1, view.n_kv_heads, view.head_dim)
+        k_new, v_new = (self.numpy(x).astype(dtype).reshape(heads) for x in (k, v))
+        k_all, v_all = self.numpy(view.k), self.numpy(view.v)
+        at = np.arange(view.length, view.length + len(k_new))
+        if view.layout == "tiles":
+            k_all[:, at // TILE, :, at % TILE] = k_new
+            v_all[:, at] = v_new.transpose(1, 0, 2)
+        else:
+            k_all[at], v_all[at] = k_new.reshape(len(at), -1), v_new.reshape(len(at), -1)
+        view.length += len(at)
+
+
+def unfused(backend: Backend, *ops: str) -> Backend:
+    """The same backend with the named coarse ops run by their defaults."""
+    cls = type(backend)
+    plain = type(cls.__name__, (cls,), {op: getattr(Backend, op) for op in ops})
+    twin: Backend = object.__new__(plain)
+    twin.__dict__.update(backend.__dict__)
+    return twin

@@ -1,0 +1,365 @@
+"""The order law in NumPy: an independent transcription of csrc/NUMERICS.md, to be read beside it and to test against.
+
+Only primitives: every coarse op runs its default. Each function works on whole arrays of outputs; the loop that is left
+is the fold. NumPy's elementwise float32 + - * / and sqrt round once, as IEEE-754 says; its reductions and its
+transcendentals are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .base import Backend
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+f32 = np.float32
+
+BLOCK = 32
+
+
+def fma(a: Any, b: Any, c: Any) -> F32:
+    """float32 a * b + c with one rounding.
+
+    The product of two float32 is exact in float64. The sum there is rounded to odd (S. Boldo and G. Melquiond, "When
+    double rounding is odd", 2004): truncated, with the last bit set if anything was lost; so the rounding to float32
+    that follows is as if from the exact value.
+    """
+    a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
+    with np.errstate(all="ignore"):
+        p = a * b
+        s = p + c
+        v = s - p
+        lost = (p - (s - v)) + (c - v)
+        bits = s.view(np.int64)
+        away = np.where((lost > 0) == (s > 0), 1, -1)  # towards the exact value, in steps of magnitude
+        odd = np.where((lost != 0) & np.isfinite(s) & (bits & 1 == 0), bits + away, bits)
+        return odd.view(np.float64).astype(f32)
+
+
+# ---- section 2: the fold ------------------------------------------------------------------------------------
+
+
+def fold(a: F32, b: F32) -> F32:
+    """Along the last axis, from +0, one fma after the other."""
+    acc = np.zeros(np.broadcast_shapes(a.shape, b.shape)[:-1], f32)
+    for i in range(a.shape[-1]):
+        acc = fma(a[..., i], b[..., i], acc)
+    return acc
+
+
+def fold_sum(x: F32) -> F32:
+    """Along the last axis, from +0."""
+    acc = np.zeros(x.shape[:-1], f32)
+    for i in range(x.shape[-1]):
+        acc = acc + x[..., i]
+    return acc
+
+
+# ---- section 3: weights -------------------------------------------------------------------------------------
+
+
+def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
+    """Rows to int8 codes (rows, blocks, 32), their scale dx and sx = sum of codes * dx (rows, blocks)."""
+    x = x.reshape(len(x), -1, BLOCK)
+    amax = np.abs(x).max(axis=-1)
+    amax = np.where(amax < f32(2.0**-100), f32(0), amax)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(amax > 0, f32(127) / amax, f32(0))
+    q = np.rint(x * inverse[..., None])
+    dx = amax / f32(127)
+    return q.astype(np.int8), dx, q.sum(axis=-1, dtype=np.float64).astype(f32) * dx
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A quantised matrix: the integer codes (rows, groups, 32), a scale and perhaps a minimum to each group."""
+
+    code: NDArray[np.int8]
+    s: F32
+    m: F32 | None
+
+    def matmul(self, x: F32) -> F32:
+        q, dx, sx = quantize(x)
+        acc = np.zeros((len(x), len(self.code)), f32)
+        for g in range(self.code.shape[1]):
+            # Integers in float64: exact, so a matrix product may add them in any order.
+            exact = q[:, g].astype(np.float64) @ self.code[:, g].astype(np.float64).T
+            acc = fma(exact.astype(f32), self.s[None, :, g] * dx[:, g, None], acc)
+            if self.m is not None:
+                acc = fma(self.m[None, :, g], sx[:, g, None], acc)
+        return acc
+
+    def rows(self, ids: Sequence[int]) -> F32:
+        code, s = self.code[ids].astype(f32), self.s[ids][..., None]
+        y = s * code if self.m is None else fma(s, code, self.m[ids][..., None])
+        return y.reshape(len(ids), -1)
+
+
+@dataclass(frozen=True)
+class Floats:
+    """A matrix (rows, cols) of F32 or F16 values, widened."""
+
+    w: F32
+
+    def matmul(self, x: F32) -> F32:
+        acc = np.zeros((len(x), len(self.w)), f32)
+        for k in range(self.w.shape[1]):
+            acc = fma(self.w[None, :, k], x[:, k, None], acc)
+        return acc
+
+    def rows(self, ids: Sequence[int]) -> F32:
+        return self.w[ids]
+
+
+def half(raw: NDArray[np.uint8]) -> F32:
+    """Two little-endian bytes (..., 2) as float16, widened."""
+    return np.ascontiguousarray(raw).view("<f2")[..., 0].astype(f32)
+
+
+def unpack_q8_0(raw: NDArray[np.uint8]) -> Codes:
+    """Blocks (rows, blocks, 34): f16 d, 32 int8."""
+    return Codes(raw[..., 2:].view(np.int8), half(raw[..., :2]), None)
+
+
+def unpack_q4_1(raw: NDArray[np.uint8]) -> Codes:
+    """Blocks (rows, blocks, 20): f16 d, f16 m, 16 bytes whose low nibbles are codes 0..15, high ones 16..31."""
+    nibbles = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], axis=-1).view(np.int8)
+    return Codes(nibbles, half(raw[..., :2]), half(raw[..., 2:4]))
+
+
+UNPACK: dict[int, tuple[int, Callable[[NDArray[np.uint8]], Codes | Floats]]] = {
+    T.F32: (4, lambda raw: Floats(np.ascontiguousarray(raw).view("<f4")[..., 0])),
+    T.F16: (2, lambda raw: Floats(half(raw))),
+    T.Q4_1: (20, unpack_q4_1),
+    T.Q8_0: (34, unpack_q8_0),
+}
+
+# ---- section 4: operations ----------------------------------------------------------------------------------
+
+EXP = {
+    name: f32(float.fromhex(value))
+    for name, value in {
+        "LOG2E": "0x1.715476p+0",
+        "LN2_HI": "0x1.62e4p-1",
+        "LN2_LO": "0x1.7f7d1cp-20",
+        "C6": "0x1.6d111cp-10",
+        "C5": "0x1.120b8p-7",
+        "C4": "0x1.55551ap-5",
+        "C3": "0x1.5554dcp-3",
+        "C2": "0x1p-1",
+    }.items()
+}
+
+
+def exp(x: F32) -> F32:
+    with np.errstate(all="ignore"):
+        x = np.minimum(np.maximum(x, f32(-104)), f32(89))
+        n = np.rint(x * EXP["LOG2E"])
+        r = fma(n, -EXP["LN2_LO"], fma(n, -EXP["LN2_HI"], x))
+        p = np.full(np.shape(x), EXP["C6"])
+        for c in ("C5", "C4", "C3", "C2"):
+            p = fma(p, r, EXP[c])
+        a = f32(1) + r
+        y = a + fma(p * r, r, r - (a - f32(1)))
+        k = np.nan_to_num(n).astype(np.int32)
+        return y * np.ldexp(f32(1), k >> 1) * np.ldexp(f32(1), k - (k >> 1))
+
+
+# Double-double arithmetic: a number is the unevaluated sum of two float64.
+DD = tuple[Any, Any]
+
+
+def two_sum(a: Any, b: Any) -> DD:
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+def quick_two_sum(a: Any, b: Any) -> DD:
+    s = a + b
+    return s, b - (s - a)
+
+
+def two_prod(a: Any, b: Any) -> DD:
+    ca, cb = 134217729.0 * a, 134217729.0 * b
+    ah, bh = ca - (ca - a), cb - (cb - b)
+    al, bl = a - ah, b - bh
+    p = a * b
+    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+
+
+def dd_mul(a: DD, b: DD) -> DD:
+    p, e = two_prod(a[0], b[0])
+    return quick_two_sum(p, e + (a[0] * b[1] + a[1] * b[0]))
+
+
+def dd_mul1(a: DD, b: Any) -> DD:
+    p, e = two_prod(a[0], b)
+    return quick_two_sum(p, e + a[1] * b)
+
+
+def dd_sub(a: DD, b: DD) -> DD:
+    s, e = two_sum(a[0], -b[0])
+    return quick_two_sum(s, e + (a[1] - b[1]))
+
+
+def dd_div1(a: DD, b: Any) -> DD:
+    q = a[0] / b
+    r = dd_sub(a, two_prod(q, b))
+    return quick_two_sum(q, (r[0] + r[1]) / b)
+
+
+def inverse_root(base: float, n: int) -> DD:
+    """base^(-1/n)."""
+    lo, hi = 0.0, 1.0
+    for _ in range(64):
+        mid = (lo + hi) / 2
+        p = base
+        for _ in range(n):
+            p = p * mid
+        lo, hi = (mid, hi) if p < 1.0 else (lo, mid)
+    y: DD = (hi, 0.0)
+    for _ in range(4):
+        q: DD = (base, 0.0)
+        for _ in range(n):
+            q = dd_mul(q, y)
+        step = dd_div1(dd_mul(y, dd_sub((1.0, 0.0), q)), float(n))
+        y = dd_sub(y, (-step[0], -step[1]))
+    return y
+
+
+HALF_PI = (float.fromhex("0x1.921fb54442d18p+0"), float.fromhex("0x1.1a62633145c07p-54"))
+
+
+def rope_angles(first: int, n: int, rot: int, base: float, scale: float, factors: F32 | None) -> tuple[F32, F32]:
+    """cos and sin (n, rot / 2)."""
+    step, power = inverse_root(base, rot // 2), (1.0, 0.0)
+    cos, sin = np.empty((n, rot // 2), f32), np.empty((n, rot // 2), f32)
+    positions = np.arange(first, first + n, dtype=np.float64)
+    for i in range(rot // 2):
+        frequency = dd_div1(power, scale)
+        if factors is not None:
+            frequency = dd_div1(frequency, float(factors[i]))
+        power = dd_mul(power, step)
+        a = dd_mul1(frequency, positions)
+        k = np.rint(a[0] / HALF_PI[0])
+        x, low = dd_sub(a, dd_mul1(HALF_PI, k))
+        z, s, c = x * x, 1.0, 1.0
+        for j in range(17, 2, -2):
+            s = 1.0 - z / float(j * (j - 1)) * s
+        for j in range(18, 1, -2):
+            c = 1.0 - z / float(j * (j - 1)) * c
+        s = x * s
+        s, c = s + low * c, c - low * s
+        quadrant = k.astype(np.int64) & 3
+        cos[:, i] = np.choose(quadrant, [c, -s, -c, s])
+        sin[:, i] = np.choose(quadrant, [s, c, -s, -c])
+    return cos, sin
+
+
+class ReferenceBackend(Backend):
+    """NumPy, one operation of the contract after the other; tensors are arrays."""
+
+    name = "reference"
+
+    def tensor(self, array: NDArray[Any]) -> NDArray[Any]:
+        return np.array(array)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> NDArray[Any]:
+        return np.zeros(shape, {"f32": np.float32, "f16": np.float16}[dtype])
+
+    def numpy(self, x: NDArray[Any]) -> NDArray[Any]:
+        return x
+
+    def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> Codes | Floats:
+        if type not in UNPACK:
+            raise ModelError(f"the reference backend has no weight type {T(type).name}")
+        size, unpack = UNPACK[type]
+        return unpack(data.reshape(rows, -1, size))
+
+    def kernels(self) -> dict[str, str]:
+        return {"all": "reference"}
+
+    def matmul(self, a: F32, b: F32 | Codes | Floats) -> F32:
+        if isinstance(b, np.ndarray):
+            return fold(a[:, None, :], b.T[None, :, :])
+        return b.matmul(a)
+
+    def gather_rows(self, w: Codes | Floats, ids: Sequence[int]) -> F32:
+        return w.rows(list(ids))
+
+    def transpose_2d(self, x: F32) -> F32:
+        return np.ascontiguousarray(x.T)
+
+    def softmax_rows(self, x: F32) -> F32:
+        e = exp(x - x.max(axis=-1, keepdims=True))
+        return e / fold_sum(e)[..., None]
+
+    def scale(self, x: F32, factor: float, *, divide: bool = False) -> F32:
+        return x / f32(factor) if divide else x * f32(factor)
+
+    def add(self, a: F32, b: F32) -> F32:
+        return a + b
+
+    def hadamard(self, a: F32, b: F32) -> F32:
+        return a * b
+
+    def add_scalar(self, x: F32, c: float) -> F32:
+        return x + f32(c)
+
+    def rsqrt_elem(self, x: F32) -> F32:
+        return f32(1) / np.sqrt(x)
+
+    def silu(self, x: F32) -> F32:
+        return x / (f32(1) + exp(-x))
+
+    def sum_squares_axis(self, x: F32) -> F32:
+        return fold(x, x)[:, None]
+
+    def broadcast_row_scalars(self, x: F32, cols: int) -> F32:
+        return np.repeat(x, cols, axis=1)
+
+    def repeat_row_as_matrix(self, x: F32, rows: int) -> F32:
+        return np.repeat(x, rows, axis=0)
+
+    def reshape_data(self, x: F32, shape: tuple[int, ...]) -> F32:
+        return x.reshape(shape)
+
+    def copy_2d_from_cols(self, x: F32, cols: int, first: int) -> F32:
+        return x[:, first : first + cols].copy()
+
+    def copy_2d_into_cols(self, out: F32, x: F32, first: int) -> None:
+        out[:, first : first + x.shape[1]] = x
+
+    def copy_rows_2d(self, x: F32, first: int, rows: int) -> F32:
+        return x[first : first + rows].copy()
+
+    def concat_dim0(self, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([a, b])
+
+    def narrow_f16(self, x: F32) -> NDArray[np.float16]:
+        return x.astype(np.float16)
+
+    def rope_tables(
+        self, first: int, n: int, rot: int, base: float, scale: float, factors: F32 | None
+    ) -> tuple[F32, F32]:
+        return rope_angles(first, n, rot, base, scale, factors)
+
+    def apply_rope(self, x: F32, cos: F32, sin: F32, first: int, head_dim: int, neox: bool) -> F32:
+        half = cos.shape[1]
+        heads = x.reshape(len(x), -1, head_dim)
+        c, s = (t[first : first + len(x), None, :] for t in (cos, sin))
+        even = slice(0, half) if neox else slice(0, 2 * half, 2)
+        odd = slice(half, 2 * half) if neox else slice(1, 2 * half, 2)
+        y = heads.copy()
+        x0, x1 = heads[..., even], heads[..., odd]
+        y[..., even], y[..., odd] = fma(x0, c, -(x1 * s)), fma(x0, s, x1 * c)
+        return y.reshape(x.shape)
