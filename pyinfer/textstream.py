@@ -1,7 +1,7 @@
 """Text out of a stream of tokens, as soon as it is certain.
 
-Two things can make text uncertain. A token may end in the middle of a character, and the text may be on its way to a
-stop string. Both are held back until the next tokens decide.
+Two things can make text uncertain. A token may end in the middle of a character, and the text may be on its
+way to a stop string. Both are held back until the next tokens decide.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pyinfer.tokenizer import Tokenizer
 class TextStream:
     """Turns token ids into text, up to the first stop string.
 
-    What all calls of `feed` and the final `flush` return, joined, is `tokenizer.decode` of all ids, cut where the
-    earliest stop string begins.
+    What all calls of `feed` and the final `flush` return, joined, is `tokenizer.decode` of all ids, cut where
+    the earliest stop string begins.
 
     Attributes:
         stopped: whether a stop string was completed; from then on nothing more is returned.
@@ -55,18 +55,18 @@ class TextStream:
         return self._release(final=False)
 
     def flush(self) -> str:
-        """The text still held back, now that no token follows; bytes of an unfinished character become U+FFFD."""
+        """The text still held back, as no token follows; bytes of an unfinished character become U+FFFD."""
         if self.stopped:
             return ""
         self._held += self._decoder.decode(b"", final=True)
         return self._release(final=True)
 
     def _release(self, *, final: bool) -> str:
-        text = self._held
-        found = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=len(text))
-        # A stop string found later must wait for one that may have begun earlier.
-        certain = len(text) if final else min((_partial(text, stop) for stop in self._stops), default=len(text))
-        if found < len(text) and found <= certain:
+        text, end = self._held, len(self._held)
+        found = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=end)
+        certain = end if final else min((_partial(text, stop) for stop in self._stops), default=end)
+        # A whole stop string must wait for another that may have begun before it.
+        if found < end and found <= certain:
             self.stopped, self._held = True, ""
             return text[:found]
         self._held = text[certain:]
@@ -74,6 +74,6 @@ class TextStream:
 
 
 def _partial(text: str, stop: str) -> int:
-    """Where the longest end of `text` begins that is a beginning of `stop`, short of the whole; else the length."""
+    """Where the longest end of `text` starts that is a proper start of `stop`; the length if there is none."""
     longest = min(len(stop) - 1, len(text))
     return next((len(text) - n for n in range(longest, 0, -1) if text.endswith(stop[:n])), len(text))

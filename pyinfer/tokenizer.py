@@ -1,12 +1,12 @@
 """Text to token ids and back, from the vocabulary a GGUF file carries.
 
-Two kinds of vocabulary are known. `gpt2` is byte-level BPE: the text is cut into words by a rule that each model
-family chose for itself (`tokenizer.ggml.pre`), and each word's bytes are merged by rank. `llama` is SentencePiece's
-BPE: no words, spaces become U+2581, merges are ordered by the score of the token they make, and characters outside
-the vocabulary fall back to byte tokens. The merging itself is done by the `tokenizers` library.
+Two kinds of vocabulary are known. `gpt2` is byte-level BPE: the text is cut into words by a rule that each
+model family chose for itself (`tokenizer.ggml.pre`), and each word's bytes are merged by rank. `llama` is the
+BPE of SentencePiece: no words, spaces become U+2581, merges are ordered by the score of the token they make,
+and characters outside the vocabulary fall back to byte tokens. The `tokenizers` library does the merging.
 
-Control tokens are kept out of the vocabulary that the library sees. So no text can become one by merging: they are
-found by this file alone, as whole texts, and only where the caller asks for it (`parse_special`).
+Control tokens are kept out of the vocabulary that the library sees. So no text can become one by merging:
+they are found by this file alone, as whole texts, and only where the caller asks for it (`parse_special`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte in a byte-level vocabulary: itself if it prints, else U+0100 and on."""
+    """The letter for each byte in a byte-level vocabulary: itself if it prints, else U+0100 and on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [b for b in range(256) if b not in printable]
     return [chr(b) if b in printable else chr(256 + hidden.index(b)) for b in range(256)]
@@ -99,7 +99,7 @@ class Tokenizer:
         bos_id, eos_id: the begin and end of sequence tokens, None where the file names none.
         add_bos, add_eos: whether `encode(add_special=True)` adds them.
         stop_ids: tokens after which generation ends.
-        special_tokens: text -> id of each token that `parse_special` finds in a text and plain text never becomes.
+        special_tokens: text -> id of the tokens that only `parse_special` finds in a text.
         drops_first_space: whether `decode` drops one leading space, because `encode` put one there.
     """
 
@@ -133,25 +133,26 @@ class Tokenizer:
         self.n_vocab = len(self._tokens)
         ids = _index(self._tokens)
         self._types = _types(metadata, self._tokens)
-        self._set_special(metadata)
+        self._pre = "" if self._is_spm else _pre(metadata)
+        self._set_special(metadata, ids)
 
-        silent = {text for text, type_ in zip(self._tokens, self._types, strict=True) if type_ in _SILENT}
-        vocab = {text: i for text, i in ids.items() if text and text not in silent}
+        odd = {self._tokens[i]: t for i, t in enumerate(self._types) if t != 1 and self._tokens[i]}
+        silent = {text for text, type_ in odd.items() if type_ in _SILENT}
+        vocab = ids.copy()
+        for text in (*silent, ""):
+            vocab.pop(text, None)
         if self._is_spm:
             self._rust = self._build_spm(metadata, vocab)
         else:
             self._rust = self._build_bpe(metadata, vocab, silent)
 
-        user = {t: ids[t] for t in self._of_type(_Type.USER_DEFINED)}
-        self.special_tokens = {t: ids[t] for t in self._of_type(_Type.CONTROL, _Type.UNKNOWN)}
+        user = {text: ids[text] for text, type_ in odd.items() if type_ == _Type.USER_DEFINED}
+        self.special_tokens = {text: ids[text] for text in silent if odd[text] != _Type.UNUSED}
         self._ids = {**user, **self.special_tokens}
         self._user_pattern = _any_of(user)
         self._all_pattern = _any_of(self._ids)
 
-    def _of_type(self, *types: _Type) -> list[str]:
-        return [text for text, t in zip(self._tokens, self._types, strict=True) if t in types and text]
-
-    def _set_special(self, metadata: Mapping[str, Any]) -> None:
+    def _set_special(self, metadata: Mapping[str, Any], ids: dict[str, int]) -> None:
         """Reads the ids and flags of the special tokens, each checked against the vocabulary's size."""
         named: dict[str, int] = {}
         for key in metadata:
@@ -159,30 +160,28 @@ class Tokenizer:
                 name = key[len(_PREFIX) : -len("_token_id")]
                 id_ = named[name] = _get(metadata, f"{name}_token_id", int)
                 if not 0 <= id_ < self.n_vocab:
-                    raise ModelError(f"{key} is {id_}, but the vocabulary has the ids 0 to {self.n_vocab - 1}")
+                    raise ModelError(f"{key} is {id_}, but the ids are 0 to {self.n_vocab - 1}")
         if self._is_spm:  # the ids SentencePiece gives unless told otherwise
-            for id_, (name, type_) in enumerate(
-                [("unknown", _Type.UNKNOWN), ("bos", _Type.CONTROL), ("eos", _Type.CONTROL)]
-            ):
-                if id_ < self.n_vocab and self._types[id_] == type_:
+            for id_, name in enumerate(("unknown", "bos", "eos")):
+                if self._types[id_ : id_ + 1] == [_Type.CONTROL if id_ else _Type.UNKNOWN]:
                     named.setdefault(name, id_)
 
         self.bos_id, self.eos_id, self._unk_id = (named.get(n) for n in ("bos", "eos", "unknown"))
-        begins = self._is_spm or _pre(metadata) == "llama-bpe"
-        self.add_bos = _get(metadata, "add_bos_token", bool, begins)
+        self.add_bos = _get(metadata, "add_bos_token", bool, self._is_spm or self._pre == "llama-bpe")
         self.add_eos = _get(metadata, "add_eos_token", bool, False)
         for flag, name in ((self.add_bos, "bos"), (self.add_eos, "eos")):
             if flag and name not in named:
                 raise ModelError(
-                    f"{_PREFIX}{name}_token_id is missing, but the model wants that token added; give the id, or set "
-                    f"{_PREFIX}add_{name}_token to false"
+                    f"{_PREFIX}{name}_token_id is missing, but the model wants that token added; "
+                    f"give the id, or set {_PREFIX}add_{name}_token to false"
                 )
         self.drops_first_space = _get(metadata, "add_space_prefix", bool, True) if self._is_spm else False
-        ends = {i for i, t in enumerate(self._tokens) if t in _END_OF_TURN and self._types[i] == _Type.CONTROL}
+        ends = {ids[text] for text in _END_OF_TURN if text in ids and self._types[ids[text]] == _Type.CONTROL}
         self.stop_ids = frozenset(ends | {named[name] for name in ("eos", "eot", "eom") if name in named})
 
-    def _build_bpe(self, metadata: Mapping[str, Any], vocab: dict[str, int], silent: set[str]) -> RustTokenizer:
-        pre = _pre(metadata)
+    def _build_bpe(
+        self, metadata: Mapping[str, Any], vocab: dict[str, int], silent: set[str]
+    ) -> RustTokenizer:
         merges: list[tuple[str, str]] = []
         for i, line in enumerate(_strings(metadata, "merges")):
             left, _, right = line.partition(" ")
@@ -190,21 +189,20 @@ class Tokenizer:
             if left in vocab and right in vocab and made in vocab:
                 merges.append((left, right))
             elif silent.isdisjoint((left, right, made)):  # a merge towards a control token is left out
-                raise ModelError(f"{_PREFIX}merges[{i}] is {line!r}, but {_PREFIX}tokens lacks a part or the whole")
+                raise ModelError(f"{_PREFIX}merges[{i}] is {line!r}, but a part or the whole is no token")
         self._missing = frozenset(b for b, letter in enumerate(_LETTER_OF_BYTE) if letter not in vocab)
 
         # Llama 3 takes a word that is a token as it is, even where the merges would not arrive at it.
-        rust = RustTokenizer(models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe"))
-        rust.pre_tokenizer = _WORD_RULES[pre]()
-        if pre == "qwen2":
+        rust = RustTokenizer(models.BPE(vocab, merges, ignore_merges=self._pre == "llama-bpe"))
+        rust.pre_tokenizer = _WORD_RULES[self._pre]()
+        if self._pre == "qwen2":
             rust.normalizer = normalizers.NFC()
         return rust
 
     def _build_spm(self, metadata: Mapping[str, Any], vocab: dict[str, int]) -> RustTokenizer:
         scores = _scores(metadata, self.n_vocab)
-        byte_tokens = {int(text[3:5], 16) for text in self._of_type(_Type.BYTE)}
         unk = None if self._unk_id is None else self._tokens[self._unk_id]
-        if unk is None and len(byte_tokens) < 256:
+        if unk is None and any(f"<0x{byte:02X}>" not in vocab for byte in range(256)):
             raise ModelError(
                 f"{_PREFIX}unknown_token_id is missing, and so are some of the byte tokens <0x00> to <0xFF>: "
                 "characters outside the vocabulary could not be encoded"
@@ -227,9 +225,9 @@ class Tokenizer:
         """The token ids of `text`.
 
         Args:
-            add_special: add the begin (end) of sequence token if the model wants it; never a second one at the start.
-            parse_special: read the text of a control token, such as `<|im_end|>`, as that token. Leave it False for
-                anything a user wrote. User-defined tokens of the vocabulary are found either way.
+            add_special: add the begin (end) of sequence token if the model wants it; never two at the start.
+            parse_special: read the text of a control token, such as `<|im_end|>`, as that token. Leave it
+                False for anything a user wrote. User-defined tokens of the vocabulary are found either way.
 
         Raises:
             InputError: the text holds lone surrogates, or a character the vocabulary cannot express.
@@ -245,7 +243,7 @@ class Tokenizer:
         return ids
 
     def split(self, text: str, *, parse_special: bool) -> list[str | int]:
-        """`text` cut at the tokens that are matched whole, longest first: their ids, between non-empty plain texts."""
+        """`text` cut at the tokens that are matched whole: their ids, and the texts between them."""
         pattern = self._all_pattern if parse_special else self._user_pattern
         if pattern is None:
             return [text] if text else []
@@ -257,12 +255,12 @@ class Tokenizer:
             data = text.encode()
         except UnicodeEncodeError as e:
             raise InputError(
-                f"text holds the lone surrogate U+{ord(text[e.start]):04X} at position {e.start}, which is not a "
-                "character; decode the source with errors='replace', or remove it"
+                f"text holds the lone surrogate U+{ord(text[e.start]):04X}, which is not a character; "
+                "decode the source with errors='replace', or remove it"
             ) from e
         if self._missing and not self._missing.isdisjoint(data):
             char = next(c for c in text if not self._missing.isdisjoint(c.encode()))
-            raise InputError(f"the model's vocabulary has no tokens for U+{ord(char):04X}; remove it from the text")
+            raise InputError(f"the vocabulary has no tokens for U+{ord(char):04X}; remove it from the text")
         if self._is_spm:
             text = (_SPACE if self.drops_first_space else "") + text.replace(" ", _SPACE)
         ids: list[int] = self._rust.encode(text, add_special_tokens=False).ids
@@ -278,7 +276,8 @@ class Tokenizer:
             InputError: an id is outside the vocabulary.
         """
         pieces = (
-            self.token_bytes(i) if skip_special or not self.is_special(i) else self._tokens[i].encode() for i in ids
+            self.token_bytes(i) if skip_special or not self.is_special(i) else self._tokens[i].encode()
+            for i in ids
         )
         text = b"".join(pieces).decode(errors="replace")
         return text.removeprefix(" ") if self.drops_first_space else text
@@ -318,7 +317,7 @@ class Tokenizer:
         except TypeError:
             raise InputError(f"a token id is an int, not {token_id!r}") from None
         if not 0 <= id_ < self.n_vocab:
-            raise InputError(f"token id {id_} is outside the vocabulary, whose ids are 0 to {self.n_vocab - 1}")
+            raise InputError(f"token id {id_} is outside the vocabulary, ids 0 to {self.n_vocab - 1}")
         return id_
 
 
@@ -340,14 +339,13 @@ def _get(metadata: Mapping[str, Any], name: str, type_: type, default: Any = Non
     return value
 
 
-def _pre(metadata: Mapping[str, Any]) -> str | None:
-    """The canonical name of a byte-level vocabulary's word rule; None for the other kinds."""
-    if metadata[_PREFIX + "model"] != "gpt2":
-        return None
+def _pre(metadata: Mapping[str, Any]) -> str:
+    """The canonical name of a byte-level vocabulary's word rule."""
     pre: str = _get(metadata, "pre", str)
     pre = _ALIASES.get(pre, pre)
     if pre not in _WORD_RULES:
-        raise ModelError(f"{_PREFIX}pre is {pre!r}; supported are {', '.join(sorted([*_WORD_RULES, *_ALIASES]))}")
+        known = ", ".join(sorted([*_WORD_RULES, *_ALIASES]))
+        raise ModelError(f"{_PREFIX}pre is {pre!r}; supported are {known}")
     return pre
 
 
@@ -366,10 +364,10 @@ def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) ->
 
 def _strings(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
     texts = _array(metadata, name)
-    if not all(isinstance(text, str) for text in texts):
-        raise ModelError(f"{_PREFIX}{name} holds elements that are not strings")
     try:
         "".join(texts).encode()
+    except TypeError as e:
+        raise ModelError(f"{_PREFIX}{name} holds elements that are not strings") from e
     except UnicodeEncodeError as e:
         raise ModelError(f"{_PREFIX}{name} holds text that is not valid Unicode: {e.reason}") from e
     return texts
@@ -387,7 +385,11 @@ def _index(tokens: Sequence[str]) -> dict[str, int]:
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     types = list(_array(metadata, "token_type", len(tokens)))
-    for i, (text, type_) in enumerate(zip(tokens, types, strict=True)):
+    normal = int(_Type.NORMAL)  # nearly all are, and comparing with an enum's member is slow
+    for i, type_ in enumerate(types):
+        if type_ is normal:
+            continue
+        text = tokens[i]
         if type(type_) is not int or not 0 <= type_ <= _Type.BYTE:
             raise ModelError(f"{_PREFIX}token_type[{i}] is {type_!r}, not one of the types 0 to 6")
         if type_ == _Type.BYTE and not _BYTE_TOKEN.fullmatch(text):
