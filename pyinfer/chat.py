@@ -2,20 +2,20 @@
 
 A template is a program from the model file, so it runs in Jinja's sandbox, on a budget of steps and of text.
 
-Templates write the special tokens that part the turns as plain text, and users can type the same text. To keep
-the two apart, each user-supplied string has the first character of every special token in it replaced by a
-stand-in, a character found nowhere else. What special tokens the rendered text then shows are the template's
-own; between them the stand-ins are put back, and the text is encoded as plain.
+Templates write the special tokens that part the turns as plain text, and users can type the same text. To
+keep the two apart, each user-supplied string has the first character of every special token in it replaced
+by a stand-in, a character found nowhere else. What special tokens the rendered text then shows are the
+template's own; between them the stand-ins are put back, and the text is encoded as plain.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
+from operator import index
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -47,7 +47,9 @@ class ChatTemplate:
     """Renders conversations. `messages` are mappings of exactly `role` and `content`, both str, oldest first."""
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
-        """Args:
+        """Compiles a template.
+
+        Args:
             source: the Jinja template.
             bos_token, eos_token: texts of the tokens, for the template's variables of these names.
 
@@ -58,7 +60,7 @@ class ChatTemplate:
         self._env = _Environment()
         self._variables = {"bos_token": bos_token, "eos_token": eos_token, "tools": None}
         try:
-            tree = _CountLoops().visit(self._env.parse(source))
+            tree = _Meter().visit(self._env.parse(source))
             self._template = self._env.template_class.from_code(
                 self._env, self._env.compile(tree), self._env.make_globals(None)
             )
@@ -81,10 +83,7 @@ class ChatTemplate:
             )
         if not isinstance(source, str):
             raise ChatError(f"{_KEY} is of type {type(source).__name__}, not a string")
-        tokens = metadata.get("tokenizer.ggml.tokens", ())
-        ids = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-        bos, eos = (tokens[id_] if id_ is not None and 0 <= id_ < len(tokens) else "" for id_ in ids)
-        return cls(source, bos_token=bos, eos_token=eos)
+        return cls(source, bos_token=_token_text(metadata, "bos"), eos_token=_token_text(metadata, "eos"))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The conversation as the template writes it.
@@ -141,6 +140,15 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def _token_text(metadata: Mapping[str, Any], name: str) -> str:
+    """The text of a named token, "" without one; `Tokenizer` is there to complain."""
+    try:
+        id_ = index(metadata[f"tokenizer.ggml.{name}_token_id"])
+        return str(metadata["tokenizer.ggml.tokens"][id_]) if id_ >= 0 else ""
+    except (KeyError, TypeError, IndexError):
+        return ""
+
+
 def _checked(messages: Sequence[Message]) -> list[dict[str, str]]:
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise ChatError(f"messages must be a sequence of messages, not {type(messages).__name__}")
@@ -166,14 +174,16 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, str]]:
 class _Shield:
     """Makes special tokens in a text unrecognisable, and itself undone.
 
-    Replaced is the first character of each special token, overlapping ones too, in any letter case as templates may
-    change it; also of an unfinished one at the text's end, which the text put after it could complete.
+    Replaced is the first character of each special token, overlapping ones too, in any letter case as
+    templates may change it; also of an unfinished one at the end, which the text put after it could complete.
     """
 
     def __init__(self, specials: Iterable[str], texts: Iterable[str]) -> None:
-        """Args:
-        specials: the texts of the special tokens.
-        texts: all texts that stand-ins must differ from.
+        """A shield for one conversation.
+
+        Args:
+            specials: the texts of the special tokens.
+            texts: all texts that stand-ins must differ from.
         """
         ordered = list(specials)
         self._starts = {text[:n].lower() for text in ordered for n in range(1, len(text))}
@@ -199,9 +209,7 @@ class _Shield:
             try:
                 self._stand_in[char] = next(self._free)
             except StopIteration:
-                raise ChatError(
-                    "the messages use up all private-use characters; send less text at once"
-                ) from None
+                raise ChatError("the messages hold every private-use character; leave some out") from None
         return self._stand_in[char]
 
 
@@ -215,8 +223,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
         )
         self.steps = 0
+        self.finalize = _limited
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.filters |= {"tojson": _tojson, _CountLoops.FILTER: self._counted}
+        self.filters |= {"tojson": _tojson, _Meter.COUNTED: self._counted, _Meter.LIMITED: _limited}
 
     def step(self) -> None:
         self.steps += 1
@@ -233,7 +242,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for arg in args:  # as in 'x'.ljust(10 ** 12)
             if isinstance(arg, int):
                 _limit_size(arg)
-        return super().call(context, obj, *args, **kwargs)
+        return _limited(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(x) if isinstance(x, (str, list, tuple)) else 0 for x in (left, right)]
@@ -243,25 +252,30 @@ class _Environment(ImmutableSandboxedEnvironment):
             _limit_size(max(sizes) * next((x for x in (left, right) if isinstance(x, int)), 1))
         elif operator == "**" or (operator == "*" and isinstance(left, int) and isinstance(right, int)):
             bits = [x.bit_length() if isinstance(x, int) else 0 for x in (left, right)]
-            _limit_size(bits[0] * right if operator == "**" and all(bits) else sum(bits))
+            _limit_size((bits[0] * right if operator == "**" and all(bits) else sum(bits)) << 8)
         elif operator == "%" and isinstance(left, str):
             for width in re.findall(r"\d+", left):
                 _limit_size(int(width[:10]))
         return super().call_binop(context, operator, left, right)
 
 
-class _CountLoops(NodeTransformer):
-    """Passes what each loop runs over through a filter that counts the turns."""
+class _Meter(NodeTransformer):
+    """Writes the limits into a template: each loop's turns are counted, each text that grows is measured."""
 
-    FILTER = "counted turns"  # not a name that a template could write
+    COUNTED, LIMITED = "counted turns", "limited size"  # filters, of names that no template can write
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        node.iter = nodes.Filter(node.iter, self.FILTER, [], [], None, None, lineno=node.lineno)
-        return self.generic_visit(node)
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, self.COUNTED, [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(node, self.LIMITED, [], [], None, None, lineno=node.lineno)
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`, by which templates mark the assistant's text for training: here just its content."""
+    """`{% generation %}`, which marks the assistant's text for training: here just what it holds."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -275,6 +289,12 @@ def _limit_size(size: float) -> None:
         raise TemplateError(f"it makes more than {_MAX_CHARS} characters of text")
 
 
+def _limited(value: Any) -> Any:
+    if isinstance(value, (str, list, tuple)):
+        _limit_size(len(value))
+    return value
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
@@ -283,6 +303,6 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _tojson(value: Any, indent: int | None = None, sort_keys: bool = False) -> str:
     """Plain JSON, where Jinja's own filter would escape for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)

@@ -24,7 +24,9 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str | Sequence[str] = ()) -> None:
-        """Args:
+        """Starts a text.
+
+        Args:
             stop: texts that end the output and are no part of it.
 
         Raises:
@@ -74,6 +76,6 @@ class TextStream:
 
 
 def _partial(text: str, stop: str) -> int:
-    """Where the longest end of `text` starts that is a proper start of `stop`; the length if there is none."""
+    """Where the longest end of `text` starts that is a proper start of `stop`; else the length."""
     longest = min(len(stop) - 1, len(text))
     return next((len(text) - n for n in range(longest, 0, -1) if text.endswith(stop[:n])), len(text))
