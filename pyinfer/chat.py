@@ -44,7 +44,7 @@ _STAND_INS = (
 
 
 class ChatTemplate:
-    """Renders conversations. `messages` are mappings of exactly `role` and `content`, both str, oldest first."""
+    """Renders conversations. A message maps exactly `role` and `content`, both to str; the oldest is first."""
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         """Compiles a template.
@@ -64,7 +64,7 @@ class ChatTemplate:
             self._template = self._env.template_class.from_code(
                 self._env, self._env.compile(tree), self._env.make_globals(None)
             )
-        except TemplateError as e:
+        except Exception as e:  # besides what Jinja raises, nesting too deep for Python
             line = getattr(e, "lineno", None)
             raise ChatError(f"{_KEY} is not valid Jinja{f' at line {line}' if line else ''}: {e}") from e
 
