@@ -44,7 +44,7 @@ _STAND_INS = (
 
 
 class ChatTemplate:
-    """Renders conversations. A message maps exactly `role` and `content`, both to str; the oldest is first."""
+    """Renders conversations: messages of exactly `role` and `content`, both str, the oldest first."""
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         """Compiles a template.

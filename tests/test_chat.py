@@ -14,12 +14,12 @@ from pyinfer.tokenizer import Tokenizer
 CHATML = """\
 {% for m in messages %}
     {% if loop.first and m.role != 'system' %}
-        {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
+        {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' -}}
     {% endif %}
-    {{- '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}
+    {{- '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' -}}
 {% endfor %}
 {% if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
+    {{- '<|im_start|>assistant\\n' -}}
 {% endif %}"""
 
 HEADERS = """\
@@ -28,10 +28,10 @@ HEADERS = """\
     {% set text = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' %}
     {% set text = text + message['content'] | trim + '<|eot_id|>' %}
     {% if loop.index0 == 0 %}{% set text = bos_token + text %}{% endif %}
-    {{- text }}
+    {{- text -}}
 {%- endfor %}
 {% if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
 {% endif %}"""
 
 THINKING = """\
@@ -47,14 +47,14 @@ THINKING = """\
     {% if message.role == 'assistant' and '</think>' in content %}
         {% set content = content.split('</think>')[-1].lstrip('\\n') %}
     {% endif %}
-    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' -}}
 {% endfor %}
 {% if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {% if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+    {{- '<|im_start|>assistant\\n' -}}
+    {% if enable_thinking is defined %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {% endif %}"""
 
-LLAMA_CONTROL = (
+HEADER_MARKS = (
     "<|end_of_text|>",
     "<|begin_of_text|>",
     "<|eot_id|>",
@@ -90,7 +90,7 @@ def test_chatml(chatml: tuple[ChatTemplate, Tokenizer]) -> None:
 
 
 def test_headers_begin_once(chatml: tuple[ChatTemplate, Tokenizer]) -> None:
-    metadata = vocabs.bpe("llama-bpe", control=LLAMA_CONTROL) | {"tokenizer.chat_template": HEADERS}
+    metadata = vocabs.bpe("llama-bpe", control=HEADER_MARKS) | {"tokenizer.chat_template": HEADERS}
     template, tokenizer = ChatTemplate.from_gguf(metadata), Tokenizer.from_gguf(metadata)
     assert tokenizer.add_bos
     text = (
@@ -187,9 +187,10 @@ def test_special_tokens_are_not_made_of_two_strings(chatml: tuple[ChatTemplate, 
 
 def test_overlapping_and_one_letter_special_tokens() -> None:
     control = ("<|a", "<|", "|a|", "a|>", "^")
-    tokenizer = Tokenizer.from_gguf(vocabs.bpe(control=control) | {"tokenizer.ggml.tokens": [
-        *control, *(c if c != "^" else "caret" for c in vocabs.byte_letters()), *["Ġt", "he", "Ġthe", "ab", "abc"]]}
-    )  # fmt: skip
+    metadata = vocabs.bpe(control=control)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[tokens.index("^", len(control))] = "caret"  # the byte's letter makes way for the control token
+    tokenizer = Tokenizer.from_gguf(metadata)
     template = ChatTemplate("^{{ messages[0].content }}^")
     rng = random.Random(0)
     for _ in range(300):
@@ -199,10 +200,10 @@ def test_overlapping_and_one_letter_special_tokens() -> None:
 
 
 def test_text_is_merged_across_a_stand_in() -> None:
-    tokenizer = Tokenizer.from_gguf(vocabs.bpe(merges=["< |", "<| a"], control=["<|a|>", "x1", "x2"]))
+    tokenizer = Tokenizer.from_gguf(vocabs.bpe(merges=["< |"], control=["<|a|>"]))
     template = ChatTemplate("{{ messages[0].content }}")
     assert template.encode(said("<|a|>"), tokenizer) == tokenizer.encode("<|a|>")
-    assert len(tokenizer.encode("<|a|>")) == 3
+    assert tokenizer.token_bytes(tokenizer.encode("<|a|>")[0]) == b"<|"
 
 
 def test_any_text_survives(chatml: tuple[ChatTemplate, Tokenizer]) -> None:
@@ -224,7 +225,7 @@ def test_any_text_survives(chatml: tuple[ChatTemplate, Tokenizer]) -> None:
         ("{{ {'k': 'é<&>'} | tojson }}", '{"k": "é<&>"}'),
         ("{{ {'k': 1} | tojson(indent=2) }}", '{\n  "k": 1\n}'),
         ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
-        ("{% for c in 'abc' %}{{ c }}{{ loop.index }}/{{ loop.length }}{% if loop.last %}.{% endif %}{% endfor %}",
+        ("{% for c in 'abc' %}{{ c }}{{ loop.index }}/{{ loop.length }}{{ '.' * loop.last }}{% endfor %}",
          "a1/3b2/3c3/3."),
         ("{{ tools is none }}{{ documents is defined }}", "TrueFalse"),
         ("{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}", "<b><e>True"),
@@ -250,7 +251,7 @@ def test_dates() -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ raise_exception.__globals__ }}", "unsafe"),
+        ("{{ raise_exception.__globals__.x }}", "unsafe"),
         ("{{ messages[0].content.first.second }}", "has no attribute 'first'"),
         ("{{ messages[9].content }}", "has no element 9"),
         ("{{ nothing() }}", "'nothing' is undefined"),
@@ -260,15 +261,17 @@ def test_dates() -> None:
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(0) }}", "recursion"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "more than"),
         ("{% for i in range(200000) %}{% endfor %}", "[Rr]ange too big"),
-        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "more than .* steps"),
-        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}", "steps"),
+        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "more than .*steps"),
+        ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}", "steps"),
         ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "characters"),
         ("{{ 'x' * 10 ** 9 }}", "characters"),
         ("{{ 10 ** 10 ** 10 ** 10 }}", "characters"),
         ("{{ 'x'.ljust(10 ** 10) }}", "characters"),
         ("{{ '%9999999999d' % 1 }}", "characters"),
-        ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "characters"),
-        ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "characters"),
+        ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+         "{% endfor %}", "characters"),
+        ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}"
+         "{% endfor %}", "characters"),
         ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"
          "{% endfor %}", "characters"),
     ],
@@ -301,7 +304,7 @@ def test_invalid_templates_are_refused(source: str, message: str) -> None:
 
 
 def test_missing_templates_say_what_to_do() -> None:
-    with pytest.raises(ChatError, match="no chat template.*plain text"):
+    with pytest.raises(ChatError, match=r"no chat template.*plain text"):
         ChatTemplate.from_gguf({})
     with pytest.raises(ChatError, match="is of type list"):
         ChatTemplate.from_gguf({"tokenizer.chat_template": []})

@@ -48,7 +48,7 @@ def spm(
     user_defined: Sequence[str] = (),
     **keys: Any,
 ) -> dict[str, Any]:
-    """SentencePiece: unk, bos, eos, the byte tokens, words with scores, more control and user-defined tokens."""
+    """SentencePiece: unk, bos, eos, the bytes, words with scores, then control and user-defined tokens."""
     base = ["<unk>", "<s>", "</s>"]
     tokens = [*base, *(f"<0x{b:02X}>" for b in range(256)), *words, *control, *user_defined]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(words)
