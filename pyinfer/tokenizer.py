@@ -210,13 +210,12 @@ class Tokenizer:
         self._missing = frozenset()
 
         normal = {t: i for t, i in vocab.items() if self._types[i] in (_Type.NORMAL, _Type.UNDEFINED)}
-        pairs = [
-            (-scores[id_], id_, -cut, text)
-            for text, id_ in normal.items()
-            for cut in range(1, len(text))
+        merges = [
+            (text[:cut], text[cut:])
+            for text in sorted(normal, key=lambda text: (-scores[normal[text]], normal[text]))
+            for cut in range(len(text) - 1, 0, -1)
             if text[:cut] in normal and text[cut:] in normal
         ]
-        merges = [(text[:-cut], text[-cut:]) for _, _, cut, text in sorted(pairs)]
         if unk is not None:
             vocab = {**vocab, unk: self._unk_id or 0}
         return RustTokenizer(models.BPE(vocab, merges, unk_token=unk, fuse_unk=True, byte_fallback=True))
