@@ -34,3 +34,7 @@ class NonFiniteLogitsError(PyinferError):
 
 class ClosedError(PyinferError):
     """A model used after it was closed."""
+
+
+class InputError(PyinferError, ValueError):
+    """An argument that cannot be used: text that is not valid Unicode, a token id outside the vocabulary."""
