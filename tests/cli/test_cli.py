@@ -15,7 +15,8 @@ from cli import fake
 import pyinfer
 from pyinfer.cli import main
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(pyinfer.__file__).parents[1])}
+# Set, PYTHONUNBUFFERED would hide a missing flush.
+ENV = {**os.environ, "PYTHONPATH": str(Path(pyinfer.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
 TEXT = "".join(fake.REPLY)
 
 
@@ -126,8 +127,9 @@ def test_stdin_that_is_not_text(models, stdin, capsys):
 
 
 def test_each_piece_is_flushed_and_ctrl_c_reports():
-    with spawn("generate", "Hello", "-n", "100000", FAKE_DELAY="0.05", FAKE_ENDLESS="1") as process:
-        assert process.stdout.read(4) == b"Hej "  # long before the end
+    # Less than a buffer in all: without the flush it would come at the end, too late for the signal.
+    with spawn("generate", "Hello", "-n", "200", FAKE_DELAY="0.05", FAKE_ENDLESS="1") as process:
+        assert process.stdout.read(4) == b"Hej "
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert process.returncode == 130
