@@ -1,0 +1,7 @@
+"""`python -m pyinfer`: the command line."""
+
+import sys
+
+from pyinfer.cli import main
+
+sys.exit(main())

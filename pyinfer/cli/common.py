@@ -1,0 +1,194 @@
+"""What the commands share: argument types and groups, loading, and the metrics report."""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ..errors import PyinferError
+
+if TYPE_CHECKING:
+    import pyinfer
+
+Number = TypeVar("Number", int, float)
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+MODEL_HELP = "smollm2, a path to a .gguf file, or hf:OWNER/REPO[:QUANT or FILE]"
+
+
+def number(
+    kind: Callable[[str], Number], low: float, high: float = math.inf, *, above: bool = False
+) -> Callable[[str], Number]:
+    """An argparse type: a finite `kind` in [low, high], or in (low, high] if `above`."""
+    what = "a whole number" if kind is int else "a number"
+    bound = f"above {low:g}" if above else f"at least {low:g}"
+    wanted = f"{what} {bound}" if high == math.inf else f"{what} {bound} and at most {high:g}"
+
+    def parse(text: str) -> Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+        inside = low < value <= high if above else low <= value <= high  # false for nan
+        if not inside or value == math.inf:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return parse
+
+
+def text(argument: str) -> str:
+    """An argparse type: text that is valid Unicode (an argument that is not arrives with lone surrogates)."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{argument!r} is not valid text in this locale") from None
+    return argument
+
+
+def nonempty(argument: str) -> str:
+    if not argument:
+        raise argparse.ArgumentTypeError("an empty string would match everywhere")
+    return text(argument)
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", type=text, help='the text to go on from; "-" reads stdin')
+
+
+def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) -> None:
+    """Which model, and how it is run. Of all this only the model and --kv-dtype can change a logit."""
+    if model_option:
+        parser.add_argument("-m", "--model", default="smollm2", help=f"{MODEL_HELP} (%(default)s)")
+    else:
+        parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    group = parser.add_argument_group("engine")
+    group.add_argument("--backend", default="auto", metavar="NAME", help="one of `pyinfer backends` (auto)")
+    group.add_argument("--threads", type=number(int, 1), metavar="N", help="worker threads (one per core)")
+    group.add_argument(
+        "--kv",
+        default="positional",
+        choices=("append", "positional"),
+        help="the kind of KV cache (%(default)s)",
+    )
+    group.add_argument(
+        "--kv-dtype", default="f16", choices=("f16", "f32"), help="how K and V are stored (%(default)s)"
+    )
+    group.add_argument(
+        "--ctx", type=number(int, 1), metavar="N", help="tokens the context holds (the model's)"
+    )
+    group.add_argument("--chunk", type=number(int, 1), metavar="N", help="tokens of a prompt run at once")
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    group = parser.add_argument_group("sampling")
+    option = group.add_argument
+    option(
+        *("-n", "--max-tokens"),
+        type=number(int, 1),
+        default=max_tokens,
+        metavar="N",
+        help="tokens to generate at most (%(default)s)",
+    )
+    option("--temp", type=number(float, 0), default=0.0, metavar="T", help="temperature; 0 is greedy (0)")
+    option("--top-k", type=number(int, 0), default=0, metavar="K", help="keep the K likeliest; 0 is all (0)")
+    option("--top-p", type=number(float, 0, 1, above=True), default=1.0, metavar="P", help="nucleus (1)")
+    option("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help="least share of the best (0)")
+    option(
+        "--repeat-penalty", type=number(float, 0, above=True), default=1.0, metavar="X", help="1 is none (1)"
+    )
+    option("--seed", type=number(int, 0, 2**64 - 1), default=0, metavar="N", help="of the sampler (0)")
+    option(
+        "--stop",
+        type=nonempty,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given more than once",
+    )
+
+
+def prompt(args: argparse.Namespace) -> str:
+    """`add_prompt`'s argument: the text itself, or all of stdin for "-", less the newline that ends it."""
+    given: str = args.prompt
+    if given != "-":
+        return given
+    if sys.stdin is None:
+        raise PyinferError("PROMPT is -, but standard input is closed")
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise PyinferError(f"standard input is not UTF-8 text: {error}") from None
+
+
+def load(args: argparse.Namespace) -> "pyinfer.Model":
+    """The model that `add_engine`'s arguments ask for."""
+    import pyinfer
+
+    return pyinfer.load(
+        args.model,
+        backend=args.backend,
+        threads=args.threads,
+        kv=args.kv,
+        kv_dtype=args.kv_dtype,
+        ctx=args.ctx,
+        chunk=args.chunk,
+    )
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """`add_sampling`'s arguments as keywords of `Model.stream`."""
+    return {
+        "max_tokens": args.max_tokens,
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "seed": args.seed,
+        "stop": tuple(args.stop),
+    }
+
+
+def report(model: "pyinfer.Model") -> str:
+    """The lines about the last run: how it was done, and how fast."""
+    metrics = model.metrics  # None: nothing was run
+    forwards = metrics.per_forward_ms if metrics else []
+    first = metrics.time_to_first_token_ms if metrics else None
+    rate = metrics.decode_tokens_per_second if metrics else None
+
+    def figure(value: float | None) -> str:
+        return "n/a" if value is None else f"{value:.3f}"
+
+    spread = "n/a"
+    if forwards:
+        mean = sum(forwards) / len(forwards)
+        spread = f"min {min(forwards):.3f}  max {max(forwards):.3f}  mean {mean:.3f}"
+    return "\n".join(
+        [
+            f"backend: {model.backend}",
+            f"kv cache: {model.kv}",
+            "",
+            "metrics:",
+            f"  time_to_first_token_ms: {figure(first)}",
+            f"  decode_tokens_per_second: {figure(rate)}",
+            f"  per_forward_ms: {spread}  (n={len(forwards)})",
+        ]
+    )
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+
+
+def say(line: str) -> None:
+    """One line, or a few, to stderr; that nobody reads it is no reason to fail."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def complain(error: object) -> None:
+    say(f"pyinfer: error: {' '.join(str(error).split())}")
