@@ -1,0 +1,60 @@
+"""Runs GGUF language models with the same logits, to the byte, on every machine and at every setting.
+
+>>> import pyinfer
+>>> with pyinfer.load("smollm2") as model:
+...     print(model.generate("The capital of France is", max_tokens=8).text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    BackendError,
+    ChatError,
+    ClosedError,
+    ContextOverflowError,
+    FetchError,
+    InputError,
+    ModelError,
+    NonFiniteLogitsError,
+    PyinferError,
+)
+
+if TYPE_CHECKING:
+    from .api import Chunk, Generation, Metrics, Model, load
+    from .backend import backends
+
+NUMERICS = 1  # the version of csrc/NUMERICS.md that this build follows
+
+__all__ = [
+    "NUMERICS",
+    "BackendError",
+    "ChatError",
+    "Chunk",
+    "ClosedError",
+    "ContextOverflowError",
+    "FetchError",
+    "Generation",
+    "InputError",
+    "Metrics",
+    "Model",
+    "ModelError",
+    "NonFiniteLogitsError",
+    "PyinferError",
+    "backends",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """NumPy, tokenizers and the C library are imported when first needed, so that `pyinfer --help` is quick."""
+    if name == "backends":
+        from .backend import backends
+
+        return backends
+    if name in __all__:
+        from . import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'pyinfer' has no attribute {name!r}")

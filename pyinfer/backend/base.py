@@ -57,7 +57,7 @@ class Backend(ABC):
 
     @abstractmethod
     def numpy(self, x: Tensor) -> NDArray[Any]:
-        """The values of x; not to be written to, and valid while x lives."""
+        """The values of x. Those of a tensor made by `zeros` or `tensor` may be written to."""
 
     @abstractmethod
     def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> Weight:

@@ -1,0 +1,276 @@
+"""What a user holds: a loaded model, text or token ids in, text, tokens or logits out."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import NUMERICS, backend, cache, engine
+from .chat import ChatTemplate
+from .errors import ChatError, ClosedError, ContextOverflowError, InputError
+from .fetch import resolve
+from .gguf_file import GGUFFile
+from .model import registry
+from .sampling import Sampling
+from .textstream import TextStream
+from .tokenizer import Tokenizer
+
+Prompt: TypeAlias = "str | Sequence[int]"
+DEFAULT_CONTEXT = 8192  # tokens at most unless told: models say 131,072 and more
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A step of a stream. `text` is what may be shown now: it can lag behind `token`, which is None in a last chunk that only
+    brings held-back text. `logprob` is the natural log of the token's probability under the model. `finish_reason` is None but
+    in the last chunk: "stop" (the model ended, or a stop string came) or "length" (max_tokens, or the context is full).
+    """
+
+    text: str
+    token: int | None
+    logprob: float | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole answer: its text, the tokens generated (an end-of-text token included), why it ended, and how fast it was."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Times of one generation, in milliseconds; `per_forward_ms` has the prompt's first."""
+
+    n_prompt_tokens: int
+    per_forward_ms: list[float] = field(default_factory=list)
+
+    @property
+    def time_to_first_token_ms(self) -> float | None:
+        return self.per_forward_ms[0] if self.per_forward_ms else None
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """(n - 1) / (sum of forwards - first); None below two forwards."""
+        rest = sum(self.per_forward_ms[1:])
+        return (len(self.per_forward_ms) - 1) / rest * 1e3 if rest else None
+
+
+def load(
+    model: str | os.PathLike[str] = "smollm2",
+    *,
+    backend: str = "auto",
+    threads: int | None = None,
+    kv: str = "positional",
+    kv_dtype: str = "f16",
+    ctx: int | None = None,
+    chunk: int | None = None,
+    progress: bool = True,
+) -> Model:
+    """Loads a model: "smollm2", a path to a .gguf file, or "hf:OWNER/REPO[:QUANT or FILE]".
+
+    backend, threads   see `pyinfer.backends()`; threads None: one per physical core
+    kv, kv_dtype       "positional" or "append"; "f16" or "f32"
+    ctx                tokens the context holds; None: what the model was trained for, at most 8,192
+    chunk              tokens of a prompt run at once; None: 512
+    progress           show bars on stderr for what takes long
+
+    Of all these only the model and kv_dtype move a logit. Raises FetchError, ModelError, BackendError, InputError.
+    """
+    return Model(resolve(model, progress=progress), backend, threads, kv, kv_dtype, ctx, chunk, progress)
+
+
+class Model:
+    """A model, ready to run. Made by `load`; a context manager. Used after `close`, it raises ClosedError."""
+
+    def __init__(
+        self,
+        path: Path,
+        backend_name: str,
+        threads: int | None,
+        kv: str,
+        kv_dtype: str,
+        ctx: int | None,
+        chunk: int | None,
+        progress: bool,
+    ) -> None:
+        for name, value in (("ctx", ctx), ("chunk", chunk)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"{name}={value!r}: give a whole number of tokens, at least 1")
+        self._ops = backend.create(backend_name, threads)
+        self._file = GGUFFile(path)
+        try:
+            self._decoder = registry.load(self._file, self._ops, progress=progress)
+            self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
+            self.config = self._decoder.config
+            if ctx is not None and ctx > self.config.n_ctx_train:
+                raise InputError(f"ctx={ctx}: the model was trained for {self.config.n_ctx_train} tokens at most")
+            self.path, self.kv, self.kv_dtype, self._chunk = path, kv, kv_dtype, chunk
+            self.n_ctx = ctx or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
+            self.metrics: Metrics | None = None
+            self._session()  # an unknown kind of cache is refused now
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.drop_pages()  # the weights are packed; the file is read again for its hash only
+        self._closed = False
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that runs the model."""
+        return self._ops.name
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own chat template, or None if its file has none."""
+        try:
+            return ChatTemplate.from_gguf(self._open().metadata)
+        except ChatError:
+            return None
+
+    def generate(self, prompt: Prompt, *, max_tokens: int = 128, stop: str | Sequence[str] = (), **sampling: Any) -> Generation:
+        """The whole answer to a prompt, text or token ids. Keywords and errors: see `stream`."""
+        chunks = list(self._stream(prompt, max_tokens, stop, sampling, logprobs=False))
+        assert self.metrics is not None
+        return Generation(
+            "".join(c.text for c in chunks),
+            [c.token for c in chunks if c.token is not None],
+            chunks[-1].finish_reason or "length",
+            self.metrics,
+        )
+
+    def stream(
+        self, prompt: Prompt, *, max_tokens: int = 128, stop: str | Sequence[str] = (), **sampling: Any
+    ) -> Generator[Chunk, None, None]:
+        """Yields a Chunk for each token as it comes.
+
+        prompt      text, or token ids as they are (nothing is put before them)
+        max_tokens  at least 1
+        stop        texts that end the answer; neither they nor what follows are given out
+        sampling    temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0, seed=0
+
+        Raises, before anything runs, InputError for a bad value, TypeError for an unknown keyword, ContextOverflowError for a prompt
+        that does not fit, ClosedError; later NonFiniteLogitsError. `metrics` holds the times once the stream has ended or was closed.
+        """
+        return self._stream(prompt, max_tokens, stop, sampling, logprobs=True)
+
+    def _stream(
+        self, prompt: Prompt, max_tokens: int, stop: str | Sequence[str], sampling: dict[str, Any], *, logprobs: bool
+    ) -> Generator[Chunk, None, None]:
+        self._open()
+        how = Sampling(**sampling)
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise InputError(f"max_tokens={max_tokens!r}: give a whole number, at least 1")
+        tokens, text = self._tokens(prompt), TextStream(self.tokenizer, stop)
+        if len(tokens) > self.n_ctx:
+            raise ContextOverflowError(
+                f"the prompt has {len(tokens)} tokens and the context holds {self.n_ctx}; shorten it, or give a larger ctx"
+            )
+        return self._chunks(tokens, max_tokens, text, how, logprobs)
+
+    def _chunks(
+        self, tokens: list[int], max_tokens: int, text: TextStream, how: Sampling, logprobs: bool
+    ) -> Generator[Chunk, None, None]:
+        self.metrics = Metrics(len(tokens))
+        steps = engine.generate(
+            self._session(), tokens, max_tokens, how, self.metrics.per_forward_ms, logprobs=logprobs
+        )
+        for token, logprob in steps:
+            if token in self.tokenizer.stop_ids:
+                yield Chunk(text.flush(), token, logprob, "stop")
+                return
+            piece = text.feed(token)
+            if text.stopped:
+                yield Chunk(piece, token, logprob, "stop")
+                return
+            yield Chunk(piece, token, logprob, None)
+        yield Chunk(text.flush(), None, None, "length")
+
+    def logits(self, tokens: Prompt, *, chunk: int | None = None) -> NDArray[np.float32]:
+        """Logits (n, n_vocab) of every position of a text or of token ids. chunk: tokens run at once; it moves no byte.
+
+        Raises InputError, ContextOverflowError, ClosedError.
+        """
+        self._open()
+        session = self._session(chunk)
+        return np.concatenate(list(session.run(self._tokens(tokens), all_logits=True)))
+
+    def digest(self, prompt: Prompt, n: int = 0) -> dict[str, Any]:
+        """What to compare between machines and settings: `numerics`, `model_sha256`, the `tokens` of the prompt and of n greedy
+        ones, and `logits_sha256`, over the little-endian float32 logits of every position of `tokens`.
+
+        Equal to hashing `logits(tokens)`. Raises InputError, ContextOverflowError, NonFiniteLogitsError, ClosedError.
+        """
+        file = self._open()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise InputError(f"n={n!r}: give a whole number of tokens, at least 0")
+        tokens, sha = engine.digest(self._session(), self._tokens(prompt), n)
+        return {"numerics": NUMERICS, "model_sha256": file.sha256(), "tokens": tokens, "logits_sha256": sha}
+
+    def describe(self) -> dict[str, Any]:
+        """Architecture, sizes, tensor types, and the kernel that each op uses here."""
+        file, c = self._open(), self.config
+        return {
+            "model": str(file.metadata.get("general.name", self.path.stem)),
+            "file": str(self.path),
+            "file_bytes": file.size,
+            "architecture": c.arch,
+            "parameters": sum(int(np.prod(t.shape)) for t in file.tensors.values()),
+            "layers": c.n_layers,
+            "d_model": c.d_model,
+            "heads": c.n_heads,
+            "kv_heads": c.n_kv_heads,
+            "head_dim": c.head_dim,
+            "d_ff": c.d_ff,
+            "vocabulary": c.n_vocab,
+            "trained_context": c.n_ctx_train,
+            "context": self.n_ctx,
+            "kv_cache": f"{self.kv}, {self.kv_dtype}",
+            "kv_cache_bytes": cache.n_bytes(c, self.n_ctx, self.kv_dtype),
+            "tensor_types": dict(Counter(t.type.name for t in file.tensors.values())),
+            "backend": self._ops.name,
+            "threads": self._ops.threads,
+            "kernels": self._ops.kernels(),
+        }
+
+    def close(self) -> None:
+        """Gives back the weights' memory and the threads. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._file.close()
+            del self._decoder, self._ops
+
+    def __enter__(self) -> Model:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.backend}, {self.n_ctx} tokens"
+        return f"<pyinfer.Model {self.path.name} ({state})>"
+
+    def _open(self) -> GGUFFile:
+        if self._closed:
+            raise ClosedError(f"{self.path.name} was closed; load it again")
+        return self._file
+
+    def _session(self, chunk: int | None = None) -> engine.Session:
+        kv = cache.create(self.kv, self._ops, self.config, self.n_ctx, self.kv_dtype)
+        return engine.Session(self._decoder, kv, chunk=chunk or self._chunk)
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return engine.check_tokens(ids, self.config.n_vocab)

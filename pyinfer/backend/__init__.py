@@ -1,0 +1,53 @@
+"""Backends by name. Every one gives the same bytes; they differ in speed."""
+
+from __future__ import annotations
+
+from ..errors import BackendError
+from .base import Backend, KVBufferView, unfused
+from .cpus import default_threads
+from .tracing import TracingBackend
+
+NAMES = ("reference", "scalar", "simd", "parallel")
+MAX_THREADS = 256
+
+
+def create(name: str = "auto", threads: int | None = None) -> Backend:
+    """A backend: "reference" (NumPy), "scalar" (plain C), "simd" (the best instruction set), "parallel" (that, on
+    `threads` threads; None: one per physical core). "auto" is parallel.
+
+    The environment variable PYINFER_CPU forces the instruction-set level of simd and parallel. Raises BackendError for a
+    name or level that is unknown or unavailable, and for a thread count that is out of range.
+    """
+    if name == "auto":
+        name = "parallel"
+    if name not in NAMES:
+        raise BackendError(f"there is no backend {name!r}; there are auto, {', '.join(NAMES)}")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise BackendError(f"threads={threads}: give a number from 1 to {MAX_THREADS}")
+    if name != "parallel" and threads not in (None, 1):
+        raise BackendError(f"backend {name} runs on one thread; for {threads} threads use backend parallel")
+    if name == "reference":
+        from .reference import ReferenceBackend
+
+        return ReferenceBackend()
+    from .native import NativeBackend, chosen_level
+
+    if name == "scalar":
+        return NativeBackend(name, "ref", 1)
+    return NativeBackend(name, chosen_level(), 1 if name == "simd" else threads or default_threads())
+
+
+def backends() -> dict[str, str]:
+    """Name of every backend to "available", or "unavailable: " and why."""
+    found = {}
+    for name in NAMES:
+        try:
+            create(name)
+            found[name] = "available"
+        except (BackendError, ImportError) as error:
+            found[name] = f"unavailable: {error}"
+    found["metal"] = "unavailable: this version has no Metal backend"
+    return found
+
+
+__all__ = ["NAMES", "Backend", "KVBufferView", "TracingBackend", "backends", "create", "unfused"]

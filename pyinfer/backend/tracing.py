@@ -1,0 +1,56 @@
+"""Counting backend calls, per op, around any backend."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from .base import Backend
+
+STORAGE = {"tensor", "zeros", "numpy", "weight", "kernels", "kv_rows"}  # no ops
+OPS = [name for name in vars(Backend) if not name.startswith("_") and callable(getattr(Backend, name)) and name not in STORAGE]
+
+
+class TracingBackend(Backend):
+    """Any backend, with a count of calls to each op in `counts`.
+
+    An op that the backend leaves at its default is not a call to it: the primitives that the default is made of are
+    called through this wrapper, and counted.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner, self.name, self.threads = inner, inner.name, inner.threads
+        self.counts: Counter[str] = Counter()
+
+    def report(self) -> str:
+        """One line per op, sorted by name, under a line with the total."""
+        head = f"[{self.name.upper()}] op invocation counts (total {sum(self.counts.values())}):"
+        return "\n".join([head, *(f"  {op}: {n}" for op, n in sorted(self.counts.items()))])
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def call(self: TracingBackend, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    return call
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    default = getattr(Backend, name)
+    abstract = getattr(default, "__isabstractmethod__", False)
+
+    def call(self: TracingBackend, *args: Any, **kwargs: Any) -> Any:
+        if not abstract and name != "argmax" and getattr(type(self.inner), name) is default:
+            return default(self, *args, **kwargs)
+        self.counts[name] += 1
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    return call
+
+
+for _name in STORAGE:
+    setattr(TracingBackend, _name, _forward(_name))
+for _name in OPS:
+    setattr(TracingBackend, _name, _traced(_name))
+TracingBackend.__abstractmethods__ = frozenset()

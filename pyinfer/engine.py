@@ -1,0 +1,99 @@
+"""Token ids in, token ids out: a sequence over a decoder and its cache."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import cache
+from .errors import ContextOverflowError, InputError
+from .model.registry import Decoder
+from .sampling import Sampler, Sampling
+
+PREFILL_CHUNK = 512  # tokens of a prompt run at once unless told; bounds the memory of a forward
+
+
+class Session:
+    """One sequence: the tokens run so far, as the cache holds them."""
+
+    def __init__(self, decoder: Decoder, kv: cache.Cache, *, chunk: int | None = None) -> None:
+        self.decoder, self.cache, self.chunk = decoder, kv, chunk or PREFILL_CHUNK
+
+    def run(self, tokens: Sequence[int], *, all_logits: bool = False) -> Iterator[NDArray[np.float32]]:
+        """Runs tokens in chunks; yields logits (chunk, n_vocab) of each, or only (1, n_vocab) of the very last token.
+
+        Raises ContextOverflowError before anything is computed. A run that breaks off, by an error or an interrupt, leaves the
+        cache as after the last whole chunk.
+        """
+        ops, kv = self.decoder.ops, self.cache
+        if kv.length + len(tokens) > kv.capacity:
+            raise ContextOverflowError(
+                f"{kv.length} tokens in the context and {len(tokens)} more do not fit into {kv.capacity}; "
+                "give fewer, or a larger ctx"
+            )
+        for at in range(0, len(tokens), self.chunk):
+            part, before = tokens[at : at + self.chunk], kv.length
+            last = at + self.chunk >= len(tokens)
+            try:
+                logits = self.decoder.forward(part, kv, last_only=not all_logits)
+            except BaseException:
+                kv.truncate(before)
+                raise
+            if all_logits or last:
+                yield ops.numpy(logits)
+
+
+def generate(
+    session: Session, prompt: Sequence[int], max_tokens: int, how: Sampling, forward_ms: list[float], *, logprobs: bool = False
+) -> Iterator[tuple[int, float | None]]:
+    """Yields (token, logprob) until max_tokens or until the context is full; the caller stops it sooner.
+
+    forward_ms grows by the milliseconds of each forward, the whole prompt's first.
+    """
+    sampler = Sampler(session.decoder.ops, how, prompt)
+    run: Sequence[int] = prompt
+    for left in range(max_tokens, 0, -1):
+        start = time.perf_counter()
+        (logits,) = session.run(run)
+        forward_ms.append((time.perf_counter() - start) * 1e3)
+        token = sampler.pick(logits[0])
+        yield token, sampler.logprob(logits[0], token) if logprobs else None
+        run = [token]
+        if left > 1 and session.cache.length + 1 > session.cache.capacity:
+            return
+
+
+def digest(session: Session, prompt: Sequence[int], n: int) -> tuple[list[int], str]:
+    """Greedy tokens, prompt included, and one sha256 over the little-endian float32 logits of every position of them."""
+    sha, tokens = hashlib.sha256(), list(prompt)
+    sampler = Sampler(session.decoder.ops, Sampling(), prompt)
+    run: Sequence[int] = prompt
+    if len(prompt) + n > session.cache.capacity:
+        raise ContextOverflowError(
+            f"a prompt of {len(prompt)} tokens and {n} more do not fit into {session.cache.capacity}; "
+            "give fewer, or a larger ctx"
+        )
+    for step in range(n + 1):
+        for logits in session.run(run, all_logits=True):
+            sha.update(np.ascontiguousarray(logits, "<f4").data)
+            last = logits[-1]
+        if step < n:
+            run = [sampler.pick(last)]
+            tokens += run
+    return tokens, sha.hexdigest()
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int) -> list[int]:
+    """The ids as plain ints. Raises InputError for none at all, or one that is no token."""
+    ids = []
+    for i, token in enumerate(tokens):
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < n_vocab:
+            raise InputError(f"tokens[{i}] is {token!r}; a token id is a whole number from 0 to {n_vocab - 1}")
+        ids.append(int(token))
+    if not ids:
+        raise InputError("there are no tokens to run; give at least one, or some text")
+    return ids

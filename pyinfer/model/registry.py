@@ -1,0 +1,49 @@
+"""From a GGUF file to a model that runs: one line per architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from ..backend.base import Backend, Tensor
+from ..cache import Cache
+from ..gguf_file import GGUFFile
+from .config import Config
+from .llama import Llama
+from .qwen3 import Qwen3
+from .rope import RopeTables
+
+ARCHITECTURES = {"llama": Llama, "qwen3": Qwen3}
+
+
+class Decoder(Protocol):
+    config: Config
+    ops: Backend
+
+    def forward(self, tokens: Sequence[int], cache: Cache, *, last_only: bool = True) -> Tensor: ...
+
+
+def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
+    """Checks the file and packs its weights for the backend. Raises ModelError naming what is at fault.
+
+    progress: a bar on stderr, when it takes longer than half a second.
+    """
+    config = Config.from_gguf(file)
+    tensors, factors = {}, None
+    total = sum(t.nbytes for t in file.tensors.values())
+    with tqdm(
+        total=total, desc="packing weights", unit="B", unit_scale=True, delay=0.5, leave=False, disable=not progress
+    ) as bar:
+        for name, info in file.tensors.items():
+            data = file.data(name)
+            if name == "rope_freqs.weight":
+                factors = data.view("<f4").astype(np.float32)
+            elif len(info.shape) == 1:
+                tensors[name] = ops.tensor(data.view("<f4").astype(np.float32)[None])
+            else:
+                tensors[name] = ops.weight(info.type, *info.shape, data)
+            bar.update(info.nbytes)
+    return ARCHITECTURES[config.arch](config, ops, tensors, RopeTables(ops, config, factors))
