@@ -41,6 +41,7 @@ PI_INLINE void tile_q4_1(const pi_weight *w, const pi_act *a, int64_t g, int64_t
                         const int8_t *x = a->q + (t0 + t) * a->cols + b * PI_BLOCK + j * 4;
                         dot[r][t] = _mm256_add_epi16(dot[r][t], _mm256_maddubs_epi16(lo, bytes4(x)));
                         dot[r][t] = _mm256_add_epi16(dot[r][t], _mm256_maddubs_epi16(hi, bytes4(x + 16)));
+                        PI_KEEP(dot[r][t]);
                     }
                 }
             PI_UNROLL for (int r = 0; r < R; r++) {
@@ -79,6 +80,7 @@ PI_INLINE void tile_q8_0(const pi_weight *w, const pi_act *a, int64_t g, int64_t
                         const int16_t *x = a->q16 + (t0 + t) * a->cols + b * PI_BLOCK + j * 4;
                         dot[r][t] = _mm256_add_epi32(dot[r][t], _mm256_madd_epi16(even, bytes4(x)));
                         dot[r][t] = _mm256_add_epi32(dot[r][t], _mm256_madd_epi16(odd, bytes4(x + 2)));
+                        PI_KEEP(dot[r][t]);
                     }
                 }
             PI_UNROLL for (int r = 0; r < R; r++) {

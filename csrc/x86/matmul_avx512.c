@@ -25,6 +25,7 @@ PI_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2")
             PI_UNROLL for (int r = 0; r < R; r++) { \
                 dot[r][t] = _mm512_add_epi32(dot[r][t], _mm512_madd_epi16(even[r], x0)); \
                 dot[r][t] = _mm512_add_epi32(dot[r][t], _mm512_madd_epi16(odd[r], x1)); \
+                PI_KEEP(dot[r][t]); \
             } \
         } \
     }

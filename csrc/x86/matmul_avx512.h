@@ -47,6 +47,7 @@ PI_INLINE void tile_q4_1(const pi_weight *w, const pi_act *a, int64_t g, int64_t
                 PI_UNROLL for (int r = 0; r < R; r++) {
                     dot[r][t] = DOT4_U8(dot[r][t], lo[r], x0);
                     dot[r][t] = DOT4_U8(dot[r][t], hi[r], x1);
+                    PI_KEEP(dot[r][t]);
                 }
             }
         }

@@ -7,6 +7,9 @@
 /* Four bytes at any address, through any alias. */
 typedef uint32_t pi_u32 __attribute__((may_alias, aligned(1)));
 
+/* Holds a vector in a register here: else gcc regroups integer sums of an unrolled block and spills them all. */
+#define PI_KEEP(v) __asm__("" : "+v"(v))
+
 /* A matmul kernel from a tile function: R row groups by T tokens, then what is left of the tokens by narrower tiles; a
  * single token takes R1 row groups at once, whose independent folds hide the latency of one. */
 #define PI_TILED(name, tile, R, T, R1) \
