@@ -87,8 +87,11 @@ class NativeBackend(Backend):
     def _new(self, shape: tuple[int, ...]) -> CTensor:
         home = self._free.get(shape)
         if home:
-            array, ptr = home.pop()
-            return CTensor(array, ptr, home)
+            try:
+                array, ptr = home.pop()
+                return CTensor(array, ptr, home)
+            except IndexError:  # another thread took the last one
+                pass
         fresh = self._wrap(np.empty(shape, np.float32))
         if shape[0] <= RECYCLED_ROWS and fresh.array.size <= RECYCLED_VALUES:
             fresh.home = self._free.setdefault(shape, [])
@@ -121,7 +124,7 @@ class NativeBackend(Backend):
 
     def matmul(self, a: CTensor, b: CTensor | CWeight) -> CTensor:
         if isinstance(b, CWeight):
-            return self.matmul_many(a, (b,))[0]
+            return NativeBackend.matmul_many(self, a, (b,))[0]  # by name: `unfused` makes self's the default, over matmul
         (m, k), (_, n) = a.shape, b.shape
         y = self._new((m, n))
         _check(lib.pi_matmul_rows(self.ctx, a.ptr, b.ptr, m, k, n, y.ptr), "matmul_rows")

@@ -22,7 +22,8 @@ class RopeTables:
 
     def upto(self, n: int) -> tuple[Tensor, Tensor]:
         """cos and sin (at least n, rope_dim / 2) of positions from 0."""
-        have = self.tables[0].shape[0]
+        tables = self.tables  # once: another thread may put shorter ones in its place
+        have = tables[0].shape[0]
         if n > have:
-            self.tables = self._make(max(n, 2 * have))
-        return self.tables
+            tables = self.tables = self._make(max(n, 2 * have))
+        return tables
