@@ -105,9 +105,7 @@ class Model:
         chunk: int | None,
         progress: bool,
     ) -> None:
-        for name, value in (("ctx", ctx), ("chunk", chunk)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(f"{name}={value!r}: give a whole number of tokens, at least 1")
+        _check_counts(ctx=ctx, chunk=chunk)
         self._ops = backend.create(backend_name, threads)
         self._file = GGUFFile(path)
         try:
@@ -129,6 +127,7 @@ class Model:
     @property
     def backend(self) -> str:
         """The name of the backend that runs the model."""
+        self._open()
         return self._ops.name
 
     @property
@@ -141,13 +140,13 @@ class Model:
 
     def generate(self, prompt: Prompt, *, max_tokens: int = 128, stop: str | Sequence[str] = (), **sampling: Any) -> Generation:
         """The whole answer to a prompt, text or token ids. Keywords and errors: see `stream`."""
-        chunks = list(self._stream(prompt, max_tokens, stop, sampling, logprobs=False))
-        assert self.metrics is not None
+        steps, metrics = self._stream(prompt, max_tokens, stop, sampling, logprobs=False)
+        chunks = list(steps)
         return Generation(
             "".join(c.text for c in chunks),
             [c.token for c in chunks if c.token is not None],
             chunks[-1].finish_reason or "length",
-            self.metrics,
+            metrics,
         )
 
     def stream(
@@ -163,11 +162,11 @@ class Model:
         Raises, before anything runs, InputError for a bad value, TypeError for an unknown keyword, ContextOverflowError for a prompt
         that does not fit, ClosedError; later NonFiniteLogitsError. `metrics` holds the times once the stream has ended or was closed.
         """
-        return self._stream(prompt, max_tokens, stop, sampling, logprobs=True)
+        return self._stream(prompt, max_tokens, stop, sampling, logprobs=True)[0]
 
     def _stream(
         self, prompt: Prompt, max_tokens: int, stop: str | Sequence[str], sampling: dict[str, Any], *, logprobs: bool
-    ) -> Generator[Chunk, None, None]:
+    ) -> tuple[Generator[Chunk, None, None], Metrics]:
         self._open()
         how = Sampling(**sampling)
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
@@ -177,15 +176,15 @@ class Model:
             raise ContextOverflowError(
                 f"the prompt has {len(tokens)} tokens and the context holds {self.n_ctx}; shorten it, or give a larger ctx"
             )
-        return self._chunks(tokens, max_tokens, text, how, logprobs)
+        metrics = Metrics(len(tokens))
+        return self._chunks(tokens, max_tokens, text, how, metrics, logprobs), metrics
 
     def _chunks(
-        self, tokens: list[int], max_tokens: int, text: TextStream, how: Sampling, logprobs: bool
+        self, tokens: list[int], max_tokens: int, text: TextStream, how: Sampling, metrics: Metrics, logprobs: bool
     ) -> Generator[Chunk, None, None]:
-        self.metrics = Metrics(len(tokens))
-        steps = engine.generate(
-            self._session(), tokens, max_tokens, how, self.metrics.per_forward_ms, logprobs=logprobs
-        )
+        self._open()
+        self.metrics = metrics
+        steps = engine.generate(self._session(), tokens, max_tokens, how, metrics.per_forward_ms, logprobs=logprobs)
         for token, logprob in steps:
             if token in self.tokenizer.stop_ids:
                 yield Chunk(text.flush(), token, logprob, "stop")
@@ -195,6 +194,7 @@ class Model:
                 yield Chunk(piece, token, logprob, "stop")
                 return
             yield Chunk(piece, token, logprob, None)
+            self._open()
         yield Chunk(text.flush(), None, None, "length")
 
     def logits(self, tokens: Prompt, *, chunk: int | None = None) -> NDArray[np.float32]:
@@ -203,6 +203,7 @@ class Model:
         Raises InputError, ContextOverflowError, ClosedError.
         """
         self._open()
+        _check_counts(chunk=chunk)
         session = self._session(chunk)
         return np.concatenate(list(session.run(self._tokens(tokens), all_logits=True)))
 
@@ -274,3 +275,9 @@ class Model:
     def _tokens(self, prompt: Prompt) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return engine.check_tokens(ids, self.config.n_vocab)
+
+
+def _check_counts(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{name}={value!r}: give a whole number of tokens, at least 1")

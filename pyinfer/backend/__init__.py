@@ -22,8 +22,8 @@ def create(name: str = "auto", threads: int | None = None) -> Backend:
         name = "parallel"
     if name not in NAMES:
         raise BackendError(f"there is no backend {name!r}; there are auto, {', '.join(NAMES)}")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise BackendError(f"threads={threads}: give a number from 1 to {MAX_THREADS}")
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise BackendError(f"threads={threads!r}: give a whole number from 1 to {MAX_THREADS}")
     if name != "parallel" and threads not in (None, 1):
         raise BackendError(f"backend {name} runs on one thread; for {threads} threads use backend parallel")
     if name == "reference":

@@ -32,7 +32,7 @@ def fma(a: Any, b: Any, c: Any) -> F32:
     double rounding is odd", 2004): truncated, with the last bit set if anything was lost; so the rounding to float32
     that follows is as if from the exact value.
     """
-    a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
+    a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
         p = a * b
         s = p + c

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..backend.base import Backend, KVBufferView, Tensor
-from ..errors import PyinferError
+from ..errors import InputError
 from ..model.config import Config
 from .append import AppendCache
 from .positional import PositionalCache
@@ -37,11 +37,11 @@ DTYPES = {"f16": 2, "f32": 4}  # bytes of a value
 
 
 def create(kind: str, ops: Backend, config: Config, capacity: int, dtype: str) -> Cache:
-    """Raises PyinferError for an unknown kind or dtype."""
+    """Raises InputError for an unknown kind or dtype."""
     if kind not in KINDS:
-        raise PyinferError(f"there is no KV cache {kind!r}; there are {', '.join(KINDS)}")
+        raise InputError(f"there is no KV cache {kind!r}; there are {', '.join(KINDS)}")
     if dtype not in DTYPES:
-        raise PyinferError(f"a KV cache does not store {dtype!r}; it stores {', '.join(DTYPES)}")
+        raise InputError(f"a KV cache does not store {dtype!r}; it stores {', '.join(DTYPES)}")
     return KINDS[kind](ops, config, capacity, dtype)
 
 
