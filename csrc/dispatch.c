@@ -10,6 +10,10 @@ const pi_level pi_levels[] = {
     {"avx2", pi_has_avx2, pi_init_avx2},
     {"avx512", pi_has_avx512, pi_init_avx512},
     {"avx512vnni", pi_has_avx512vnni, pi_init_avx512vnni},
+#elif PI_ARM
+    {"neon", always, pi_init_neon},
+    {"dotprod", pi_has_dotprod, pi_init_dotprod},
+    {"i8mm", pi_has_i8mm, pi_init_i8mm},
 #endif
 };
 const int pi_n_levels = sizeof pi_levels / sizeof *pi_levels;

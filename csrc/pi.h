@@ -16,9 +16,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define PI_X86 1
+#define PI_VECTOR "+v"
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #define PI_ARM 1
+#define PI_VECTOR "+w"
 #endif
 
 #define PI_PRAGMA(x) _Pragma(#x)
@@ -32,6 +34,25 @@
 #define PI_UNROLL _Pragma("GCC unroll 16")
 #endif
 #define PI_INLINE static inline __attribute__((always_inline))
+
+/* Holds a vector in a register here: else gcc regroups integer sums of an unrolled block and spills them all. */
+#define PI_KEEP(v) __asm__("" : PI_VECTOR(v))
+
+/* A matmul kernel from a tile function: R row groups by T tokens, then what is left of the tokens by narrower tiles; a
+ * single token takes R1 row groups at once, whose independent folds hide the latency of one. */
+#define PI_TILED(name, tile, R, T, R1) \
+    void name PI_MATMUL_ARGS { \
+        if (t1 - t0 > 1) \
+            for (int64_t g = g0; g < g1; g += R) { \
+                int64_t t = t0; \
+                for (; t + T <= t1; t += T) tile(w, a, g, g1 - 1, t, y, ldy, R, T); \
+                for (; t + 2 <= t1; t += 2) tile(w, a, g, g1 - 1, t, y, ldy, R, 2); \
+                if (t < t1) tile(w, a, g, g1 - 1, t, y, ldy, R, 1); \
+            } \
+        else \
+            for (int64_t g = g0; g < g1; g += R1) tile(w, a, g, g1 - 1, t0, y, ldy, R1, 1); \
+    }
+
 
 /* Groups, tiles and blocks: 16 outputs side by side, 32 inputs to one activation scale. */
 enum { PI_LANES = 16, PI_BLOCK = 32 };
@@ -137,6 +158,12 @@ bool pi_has_avx512vnni(void);
 void pi_init_avx2(pi_table *t);
 void pi_init_avx512(pi_table *t);
 void pi_init_avx512vnni(pi_table *t);
+#elif PI_ARM
+bool pi_has_dotprod(void);
+bool pi_has_i8mm(void);
+void pi_init_neon(pi_table *t);
+void pi_init_dotprod(pi_table *t);
+void pi_init_i8mm(pi_table *t);
 #endif
 
 /* ---- pool ----------------------------------------------------------------------------------------------*/

@@ -1,0 +1,55 @@
+/* Vectors of 4 lanes for the kernels of simd/. */
+#define V 4
+typedef float32x4_t vf;
+typedef int32x4_t vi;
+
+PI_INLINE vf v_set1(float x) { return vdupq_n_f32(x); }
+PI_INLINE vf v_load(const float *p) { return vld1q_f32(p); }
+PI_INLINE vf v_load_n(const float *p, int n) {
+    float t[4] = {0};
+    for (int i = 0; i < n; i++) t[i] = p[i];
+    return vld1q_f32(t);
+}
+PI_INLINE void v_store(float *p, vf x) { vst1q_f32(p, x); }
+PI_INLINE void v_store_n(float *p, vf x, int n) {
+    float t[4];
+    vst1q_f32(t, x);
+    for (int i = 0; i < n; i++) p[i] = t[i];
+}
+PI_INLINE vf v_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+PI_INLINE vf v_load_n_f16(const uint16_t *p, int n) {
+    uint16_t t[4] = {0};
+    for (int i = 0; i < n; i++) t[i] = p[i];
+    return v_load_f16(t);
+}
+PI_INLINE void v_store_f16(uint16_t *p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+PI_INLINE void v_store_f16_n(uint16_t *p, vf x, int n) {
+    uint16_t t[4];
+    v_store_f16(t, x);
+    for (int i = 0; i < n; i++) p[i] = t[i];
+}
+PI_INLINE vf v_add(vf a, vf b) { return vaddq_f32(a, b); }
+PI_INLINE vf v_sub(vf a, vf b) { return vsubq_f32(a, b); }
+PI_INLINE vf v_mul(vf a, vf b) { return vmulq_f32(a, b); }
+PI_INLINE vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
+PI_INLINE vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+PI_INLINE vf v_max(vf a, vf b) { return vmaxq_f32(a, b); }
+PI_INLINE vf v_min(vf a, vf b) { return vminq_f32(a, b); }
+PI_INLINE float v_max_across(vf x) { return vmaxvq_f32(x); }
+PI_INLINE vf v_abs(vf x) { return vabsq_f32(x); }
+PI_INLINE vf v_neg(vf x) { return vnegq_f32(x); }
+PI_INLINE vf v_rint(vf x) { return vrndnq_f32(x); }
+PI_INLINE vi v_to_int(vf x) { return vcvtnq_s32_f32(x); }
+PI_INLINE void v_storei(int32_t *p, vi x) { vst1q_s32(p, x); }
+PI_INLINE vi v_half(vi k) { return vshrq_n_s32(k, 1); }
+PI_INLINE vi v_subi(vi a, vi b) { return vsubq_s32(a, b); }
+PI_INLINE vf v_pow2(vi k) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(k, vdupq_n_s32(127)), 23)); }
+
+/* The kernels of simd/attention.h name loads by the cache's type. */
+#define v_load_f32 v_load
+#define v_load_n_f32 v_load_n
+
+/* 32 registers: accumulators of a block of scores, heads to a block. */
+#define SCORE_VECTORS 8
+#define SCORE_HEADS 4
+#define CONTEXT_HEADS 4
