@@ -1,4 +1,4 @@
-"""Logits against Hugging Face transformers: the models are the right functions, not just the same one everywhere.
+"""Logits against Hugging Face transformers: the models are the right functions, not just the same everywhere.
 
 The fixtures, and what made them: golden/hf/make.py.
 """
@@ -37,7 +37,7 @@ def test_tiny(name, backend, tmp_path):
 
 
 class Dequantised(NativeBackend):
-    """Every matrix as float32, and so no input of a matmul quantised: what SmolLM2's fixture was computed with."""
+    """Every matrix as float32, and so no input of a matmul quantised: as SmolLM2's fixture was made."""
 
     def weight(self, type, rows, cols, data):
         values = dequantize(data.reshape(rows, -1), GGMLQuantizationType(type))
@@ -64,7 +64,7 @@ def test_smollm2_as_float32(smollm2):
 
 
 def test_smollm2_as_it_runs(smollm2):
-    """Inputs of a matmul in 8 bits, K and V in 16: measured 0.9 at most and 0.2 on average of a range of 54."""
+    """Inputs of a matmul in 8 bits, K and V in 16: measured 0.9 at most, 0.2 on average, of a range of 54."""
     path, tokens, ids, want = smollm2
     with pyinfer.load(path, progress=False) as model:
         logits = model.logits(tokens)

@@ -1,12 +1,13 @@
 """One model, one sequence, every way to run it: the logits of every position are the same bytes.
 
-The NumPy reference runs each model once, in one piece. A setting differs from it in backend, instruction-set level,
-threads, cache, chunks of the prompt or fusion, and must not differ in a bit. At the end the same check is shown backends
-that are right to six digits and wrong in the order law: it has to catch each of them.
+The NumPy reference runs each model once, in one piece. A setting may differ from it in backend,
+instruction-set level, threads, cache, chunks of the prompt and fusion; its bytes may not. At the end the same
+check is shown backends that are right to six digits and wrong in the order law: it has to catch each of them.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -32,7 +33,7 @@ from pyinfer.gguf_file import GGUFFile
 from pyinfer.model import registry
 
 LEVELS = [level for level, runs in native.levels().items() if runs]
-COARSE = tuple(op for op in OPS if op != "argmax" and not hasattr(getattr(Backend, op), "__isabstractmethod__"))
+COARSE = tuple(sorted(set(OPS) - Backend.__abstractmethods__ - {"argmax"}))
 PROMPT, STEPS = 23, 4  # tokens run at once, and one by one behind them
 
 
@@ -41,7 +42,7 @@ PROMPT, STEPS = 23, 4  # tokens run at once, and one by one behind them
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model. Together: groups of 1 to 6 query heads, head_dims below, between and above the widths of vectors."""
+    """A tiny model. Together: 1 to 6 query heads to a KV head; head_dims below, between and above vectors."""
 
     arch: str
     type: str
@@ -62,7 +63,9 @@ class Case:
         return f"{self.arch}-{self.type}-kv_{self.kv_dtype}"
 
     def write(self, path: Path) -> Path:
-        shape = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("arch", "type", "kv_dtype")}
+        shape = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("arch", "type", "kv_dtype")
+        }
         return write_tiny(path, self.arch, type=self.type, tokenizer=False, **shape)
 
 
@@ -77,7 +80,7 @@ CASES = [
     Case("qwen3", "Q4_1", "f32", 4, 1, 24, d_model=160, d_ff=96, n_vocab=103, tied=False),
 ]
 LONG = Case("qwen3", "Q4_1", "f16", 2, 1, 16, d_model=64, d_ff=96, n_vocab=61, n_layers=1, n_ctx=128)
-# Over 256 positions, where rope makes its second table, and with a second block of tokens in ffn_down's matmul.
+# Over 256 positions, where rope makes its second table; with a second block of tokens in ffn_down's matmul.
 LONGER = Case("llama", "Q8_0", "f16", 2, 1, 16, d_model=64, d_ff=1024, n_vocab=67, n_ctx=512)
 LENGTHS = {LONG: 100, LONGER: 270}
 
@@ -88,7 +91,9 @@ def tokens_of(case: Case, n: int = PROMPT + STEPS) -> list[int]:
 
 def session(ops: Backend, path: Path, kv: str, kv_dtype: str, chunk: int | None = None) -> Session:
     decoder = registry.load(GGUFFile(path), ops)
-    return Session(decoder, cache.create(kv, ops, decoder.config, decoder.config.n_ctx_train, kv_dtype), chunk=chunk)
+    return Session(
+        decoder, cache.create(kv, ops, decoder.config, decoder.config.n_ctx_train, kv_dtype), chunk=chunk
+    )
 
 
 def rows(seq: Session, *parts: Sequence[int]) -> np.ndarray:
@@ -113,7 +118,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
             path = case.write(tmp_path_factory.mktemp("parity") / "tiny.gguf")
             tokens = tokens_of(case, LENGTHS.get(case, PROMPT + STEPS))
             ops = backend.create("reference")
-            if case is LONGER:  # would take the reference half a minute; all of these are held to it by the other cases
+            if (
+                case is LONGER
+            ):  # half a minute for the reference: its stand-in is held to it by the other cases
                 ops = backend.unfused(backend.create("scalar"), *COARSE)
             made[case] = path, tokens, rows(session(ops, path, "append", case.kv_dtype), tokens)
         return made[case]
@@ -183,7 +190,9 @@ class Setting:
     def __str__(self) -> str:
         unfused = "all" if self.unfused == COARSE else "+".join(self.unfused)
         more = {"level": self.level, "threads": self.threads, "chunk": self.chunk, "unfused": unfused}
-        return "-".join([self.backend, self.kv, *(f"{name}_{value}" for name, value in more.items() if value)])
+        return "-".join(
+            [self.backend, self.kv, *(f"{name}_{value}" for name, value in more.items() if value)]
+        )
 
     def create(self, monkeypatch: pytest.MonkeyPatch) -> Backend:
         monkeypatch.delenv("PYINFER_CPU", raising=False)
@@ -226,7 +235,9 @@ def test_setting(case, setting, reference, monkeypatch):
     assert (difference := first_difference(got, want)) is None, difference
 
 
-@pytest.mark.parametrize(("case", "kv"), [(CASES[0], "append"), (CASES[4], "positional")], ids=["append", "positional"])
+@pytest.mark.parametrize(
+    ("case", "kv"), [(CASES[0], "append"), (CASES[4], "positional")], ids=["append", "positional"]
+)
 def test_reference_in_pieces(case, kv, reference):
     path, tokens, want = reference(case)
     got = rows(session(backend.create("reference"), path, kv, case.kv_dtype, 7), *prompt_then_steps(tokens))
@@ -247,11 +258,11 @@ LONG_SETTINGS = [
 @pytest.mark.parametrize("setting", LONG_SETTINGS, ids=str)
 @pytest.mark.parametrize("case", LENGTHS, ids=["100", "270"])
 def test_long_sequence(case, setting, in_steps, reference, monkeypatch):
-    """Singly go the tokens around 64 keys, where attention starts to fork, and the last: over 256 positions in the longer."""
+    """Tokens around 64 keys, where attention starts to fork, and the last, over 256 positions, go singly."""
     path, tokens, want = reference(case)
     seq = session(setting.create(monkeypatch), path, setting.kv, case.kv_dtype, setting.chunk)
     parts = [tokens[:61], *([t] for t in tokens[61:67]), tokens[67:-20], *([t] for t in tokens[-20:])]
-    assert sum(parts, []) == tokens
+    assert [t for part in parts for t in part] == tokens
     got = rows(seq, *(parts if in_steps else [tokens]))
     assert (difference := first_difference(got, want)) is None, difference
 
@@ -269,11 +280,12 @@ class TestSessions:
         path, tokens, want = reference(case)
         seq = session(backend.create("simd"), path, kv, case.kv_dtype)
         other = [(t + 1) % case.n_vocab for t in tokens[kept:]]
-        rows(seq, tokens[:kept], other)
-        seq.cache.truncate(kept)
-        assert seq.cache.length == kept
-        got = rows(seq, tokens[kept:])
-        assert (difference := first_difference(got, want[kept:])) is None, difference
+        rows(seq, tokens[:kept], other[:-2], *([t] for t in other[-2:]))
+        for parts in ([tokens[kept:]], [[t] for t in tokens[kept:]]):  # at once, and singly
+            seq.cache.truncate(kept)
+            assert seq.cache.length == kept
+            got = rows(seq, *parts)
+            assert (difference := first_difference(got, want[kept:])) is None, difference
 
     def test_after_an_interrupt(self, case, kv, reference):
         """In the second layer of the second chunk: the first chunk stays."""
@@ -318,10 +330,10 @@ def test_forced_level_runs(name, level, tmp_path, monkeypatch):
     with pyinfer.load(write_tiny(tmp_path / "tiny.gguf", "llama", type="Q8_0"), backend=name) as model:
         kernels = model.describe()["kernels"]
         assert model._ops.level == level
-    assert kernels["matmul_q8_0"] == kernels["matmul_q4_1"] == level  # every level so far is about these two
+    assert kernels["matmul_q8_0"] == kernels["matmul_q4_1"] == level  # every level has its own of these two
     below = LEVELS[: LEVELS.index(level) + 1]
     assert set(kernels.values()) <= set(below)
-    assert {"fused_attention", *kernels} >= {"quantize", "scores_f16", "context_f32", "softmax", "rms_norm", "exp"}
+    assert kernels.keys() >= {"quantize", "scores_f16", "context_f32", "softmax", "rms_norm", "exp"}
     if level != "ref":
         assert "ref" not in kernels.values()
 
@@ -357,9 +369,9 @@ def test_unknown_and_unavailable_levels(name, monkeypatch):
 def test_unknown_level_from_a_shell(tmp_path):
     path = write_tiny(tmp_path / "tiny.gguf", "llama", type="Q8_0")
     code = "import sys, pyinfer\ntry: pyinfer.load(sys.argv[1])\nexcept pyinfer.BackendError as e: print(e)"
-    env = {"PYINFER_CPU": "sse9", "PYTHONPATH": str(Path(pyinfer.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code, str(path)], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("PYINFER_CPU='sse9' is no level")
+    env = {**os.environ, "PYINFER_CPU": "sse9", "PYTHONPATH": str(Path(pyinfer.__file__).parents[1])}
+    said = subprocess.check_output([sys.executable, "-c", code, str(path)], env=env, text=True)
+    assert said.startswith("PYINFER_CPU='sse9' is no level")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +393,7 @@ def test_no_such_backend(name, threads, message):
 
 
 class Plain(NativeBackend):
-    """Attention in NumPy by the order law. Equal; its subclasses, which break the law in one line each, are not."""
+    """Attention in NumPy by the order law: equal. Each subclass breaks the law in one line."""
 
     def fused_attention(self, q, view, n_heads, scale):
         keys, values = (self.numpy(x).reshape(-1, view.n_kv_heads, view.head_dim) for x in self.kv_rows(view))
@@ -404,7 +416,9 @@ class FourLanes(Plain):
     lanes = 4
 
     def dot(self, q, keys):
-        return fold_sum(np.stack([fold(keys[:, i :: self.lanes], q[i :: self.lanes]) for i in range(self.lanes)], -1))
+        return fold_sum(
+            np.stack([fold(keys[:, i :: self.lanes], q[i :: self.lanes]) for i in range(self.lanes)], -1)
+        )
 
 
 class EightLanes(FourLanes):
@@ -432,7 +446,9 @@ class DivideLast(Plain):
 def test_check_catches(control, reference):
     case = CASES[0]
     path, tokens, want = reference(case)
-    got = rows(session(control("scalar", "ref", 1), path, "positional", case.kv_dtype), *prompt_then_steps(tokens))
+    got = rows(
+        session(control("scalar", "ref", 1), path, "positional", case.kv_dtype), *prompt_then_steps(tokens)
+    )
     assert np.abs(got - want).max() < 1e-4, "the control is wrong by more than an order of additions"
     assert re.match(r"position \d+, token \d+: 0x", first_difference(got, want) or "")
 
@@ -440,5 +456,7 @@ def test_check_catches(control, reference):
 def test_check_passes_the_plain_control(reference):
     case = CASES[0]
     path, tokens, want = reference(case)
-    got = rows(session(Plain("scalar", "ref", 1), path, "positional", case.kv_dtype), *prompt_then_steps(tokens))
+    got = rows(
+        session(Plain("scalar", "ref", 1), path, "positional", case.kv_dtype), *prompt_then_steps(tokens)
+    )
     assert first_difference(got, want) is None

@@ -4,6 +4,7 @@
 #include "ref.h"
 
 void pi_quantize_ref(const float *x, const pi_act *a, int64_t row) {
+    float zero = 0.0f; /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
     for (int64_t b = 0; b < a->nb; b++) {
         const float *xb = x + b * PI_BLOCK;
         int64_t at = row * a->nb + b, first = row * a->cols + b * PI_BLOCK;
@@ -13,6 +14,7 @@ void pi_quantize_ref(const float *x, const pi_act *a, int64_t row) {
         float id = amax > 0.0f ? 127.0f / amax : 0.0f;
         int32_t sum = 0;
         for (int i = 0; i < PI_BLOCK; i++) {
+            zero = fmaf(xb[i], 0.0f, zero);
             float v = rintf(xb[i] * id);
             int8_t code = v >= -127.0f && v <= 127.0f ? (int8_t)v : 0; /* outside: only after NaN or infinity */
             a->q[first + i] = code;
@@ -24,6 +26,7 @@ void pi_quantize_ref(const float *x, const pi_act *a, int64_t row) {
         a->sx[at] = (float)sum * a->d[at];
         a->off[at] = -128 * sum;
     }
+    if (zero != 0.0f) a->d[row * a->nb] = zero;
 }
 
 void pi_matmul_f32_ref(const pi_weight *w, const pi_act *a, int64_t g0, int64_t g1, int64_t t0, int64_t t1, float *y, int64_t ldy) {

@@ -115,12 +115,17 @@ void LEVEL(pi_rope)(const float *x, const float *cos, const float *sin, int64_t 
 }
 
 void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
+    vf zeros = v_set1(0.0f); /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
     for (int64_t b = 0; b < a->nb; b++) {
         const float *xb = x + b * PI_BLOCK;
         int8_t *q = a->q + row * a->cols + b * PI_BLOCK;
         int16_t *q16 = a->q16 + row * a->cols + b * PI_BLOCK;
         vf m = v_set1(0.0f);
-        for (int i = 0; i < PI_BLOCK; i += V) m = v_max(m, v_abs(v_load(xb + i)));
+        for (int i = 0; i < PI_BLOCK; i += V) {
+            const vf v = v_load(xb + i);
+            m = v_max(m, v_abs(v));
+            zeros = v_fma(v, v_set1(0.0f), zeros);
+        }
         float amax = v_max_across(m);
         if (amax < 0x1p-100f) amax = 0.0f;
         const vf id = v_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
@@ -135,4 +140,8 @@ void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
         a->sx[at] = (float)sum * a->d[at];
         a->off[at] = (int32_t)(-128 * (int64_t)sum);
     }
+    float lane[V], zero = 0.0f;
+    v_store(lane, zeros);
+    for (int i = 0; i < V; i++) zero += lane[i];
+    if (zero != 0.0f) a->d[row * a->nb] = zero;
 }

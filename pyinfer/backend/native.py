@@ -93,13 +93,18 @@ class NativeBackend(Backend):
         code = function(self.ctx, *args)
         if code:
             _fail(code, function)
-        if self._capture is not None and self._capture.thread == threading.get_ident():
-            self._capture.calls.append((function, args))
+        if capture := self._own_capture():
+            capture.calls.append((function, args))
+
+    def _own_capture(self) -> Capture | None:
+        """What this thread captures into. Read once: another thread may end its own capture at any time."""
+        capture = self._capture
+        return capture if capture is not None and capture.thread == threading.get_ident() else None
 
     def _not_replayable(self) -> None:
         """This op ran in NumPy: replaying the C calls alone would leave it out."""
-        if self._capture is not None and self._capture.thread == threading.get_ident():
-            self._capture.whole = False
+        if capture := self._own_capture():
+            capture.whole = False
 
     def capture(self, forward: Callable[[], CTensor], views: Sequence[KVBufferView]) -> tuple[CTensor, Replay | None]:
         """Runs forward() and keeps its C calls, to be made again for the next token."""
@@ -119,9 +124,8 @@ class NativeBackend(Backend):
         return CTensor(array, ffi.cast(c_type, array.ctypes.data))
 
     def _new(self, shape: tuple[int, ...]) -> CTensor:
-        free = self._free
-        if self._capture is not None and self._capture.thread == threading.get_ident():
-            free = self._capture.free
+        capture = self._own_capture()
+        free = capture.free if capture else self._free
         home = free.get(shape)
         if home:
             try:
@@ -143,6 +147,7 @@ class NativeBackend(Backend):
         return self._wrap(np.zeros(shape, DTYPES[dtype][0]))
 
     def numpy(self, x: CTensor) -> NDArray[Any]:
+        self._not_replayable()  # whoever asks for values computes with them
         return x.array if x.home is None else x.array.copy()  # recycled memory does not outlive x
 
     def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> CWeight:
@@ -235,8 +240,8 @@ class NativeBackend(Backend):
     ) -> CTensor:
         y, (tokens, width), (n_pos, half) = self._new(x.shape), x.shape, cos.shape
         heads = width // head_dim
-        if self._capture is not None:
-            self._capture.held.append((cos, sin))
+        if capture := self._own_capture():
+            capture.held.append((cos, sin))
         self._call(
             lib.pi_rope, x.ptr, tokens, heads, head_dim, 2 * half, neox, cos.ptr, sin.ptr, n_pos, first, y.ptr
         )
