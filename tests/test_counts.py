@@ -46,7 +46,7 @@ PRIMITIVES = {
     "gather_rows": 1,
 }
 # The same in numbers, as the engine that set this table counted them: 13,091 in all. Where ours differ: its
-# apply_rope_single_row is apply_rope here; its copy_row_2d, of the last row, is not needed where there is one;
+# apply_rope_single_row is apply_rope here; its copy_row_2d, of the last row, is not needed for one row;
 # its argmax_with_prob and the 449th softmax_rows belong to the sampler (see test_the_samplers_softmax).
 TABLE = {
     "copy_2d_from_cols": 2016,
