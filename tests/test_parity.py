@@ -320,7 +320,8 @@ def test_levels_that_ran(capsys):
         assert ("avx2" in LEVELS) == ({"avx2", "fma", "f16c"} <= flags)
         avx512 = {f"avx512{x}" for x in ("f", "bw", "dq", "vl")}
         assert ("avx512" in LEVELS) == (avx512 | {"avx2", "fma", "f16c"} <= flags)
-        assert ("avx512vnni" in LEVELS) == (avx512 | {"avx512_vnni"} <= flags)
+        # With kernels/emulate_vnni.h this level runs without the CPU's help.
+        assert "avx512vnni" in LEVELS or not avx512 | {"avx512_vnni"} <= flags
 
 
 @pytest.mark.parametrize("name", ["simd", "parallel"])
