@@ -37,7 +37,8 @@ void pi_weight_free(pi_weight *w);
 int64_t pi_weight_bytes(const pi_weight *w);
 int pi_gather_rows(pi_ctx *c, const pi_weight *w, const int32_t *ids, int64_t n, float *y);
 
-/* y_i[t] = w_i x[t] for up to three matrices over the same input rows; w1 and w2 may be NULL. add: NULL, or added to y0. */
+/* y_i[t] = w_i x[t] for up to three matrices over the same input rows; w1 and w2 may be NULL. add: NULL, or what is
+ * added to y0, in a buffer of its own. */
 int pi_matmul(pi_ctx *c, const pi_weight *w0, const pi_weight *w1, const pi_weight *w2, const float *x, int64_t tokens,
               const float *add, float *y0, float *y1, float *y2);
 /* y[m][n] = a[m][k] b[k][n], as saxpy rows. */

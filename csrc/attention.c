@@ -73,15 +73,17 @@ static void rows_task(void *arg, int64_t lo, int64_t hi, int slot) {
     }
 }
 
-static bool view_ok(const pi_kv_view *v, int64_t length) {
-    if (!v || !v->k || !v->v || v->n_kv_heads < 1 || v->head_dim < 1 || length < 0 || length > v->capacity) return false;
+/* Divisions, since a product of what the caller says may overflow. */
+static bool view_ok(const pi_kv_view *v, int64_t more) {
+    if (!v || !v->k || !v->v || v->n_kv_heads < 1 || v->head_dim < 1) return false;
+    if (v->length < 0 || v->length > v->capacity || more > v->capacity - v->length) return false;
     if (v->dtype != PI_F32 && v->dtype != PI_F16) return false;
-    if (v->layout == PI_TILES) return v->capacity % PI_LANES == 0 && v->head_stride >= v->capacity * v->head_dim;
-    return v->layout == PI_ROWS && v->head_stride >= v->head_dim && v->row_stride >= v->head_stride * v->n_kv_heads;
+    if (v->layout == PI_TILES) return v->capacity % PI_LANES == 0 && v->head_stride / v->head_dim >= v->capacity;
+    return v->layout == PI_ROWS && v->head_stride >= v->head_dim && v->row_stride / v->n_kv_heads >= v->head_stride;
 }
 
 int pi_attention(pi_ctx *c, const float *q, int64_t tokens, int n_heads, const pi_kv_view *view, float scale, float *out) {
-    if (!c || !q || !out || tokens < 1 || !view_ok(view, view ? view->length : 0) || view->length < tokens) return PI_EINVAL;
+    if (!c || !q || !out || tokens < 1 || !view_ok(view, 0) || view->length < tokens) return PI_EINVAL;
     if (n_heads < 1 || n_heads % view->n_kv_heads) return PI_EINVAL;
     pi_fpenv env = pi_enter(c);
     attention_job j = {.t = &c->t, .v = view, .q = q, .out = out, .scale = scale, .tokens = tokens, .n_heads = n_heads};
@@ -138,7 +140,7 @@ static void write_rows(const write_job *j, size_t element) {
 }
 
 int pi_kv_write(pi_ctx *c, pi_kv_view *view, const float *k, const float *v, int64_t tokens) {
-    if (!c || !k || !v || tokens < 0 || !view_ok(view, view ? view->length + tokens : 0)) return PI_EINVAL;
+    if (!c || !k || !v || tokens < 0 || !view_ok(view, tokens)) return PI_EINVAL;
     pi_fpenv env = pi_enter(c);
     write_job j = {view, k, v, tokens};
     int64_t n = tokens * view->n_kv_heads * view->head_dim;

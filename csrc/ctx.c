@@ -40,11 +40,11 @@ void pi_ctx_free(pi_ctx *c) {
     free(c);
 }
 
-const char *pi_ctx_level(const pi_ctx *c) { return pi_levels[c->level].name; }
-int pi_ctx_threads(const pi_ctx *c) { return pi_pool_threads(c->pool); }
+const char *pi_ctx_level(const pi_ctx *c) { return c ? pi_levels[c->level].name : NULL; }
+int pi_ctx_threads(const pi_ctx *c) { return c ? pi_pool_threads(c->pool) : 0; }
 int pi_kernel_count(void) { return PI_K_COUNT; }
 const char *pi_kernel_name(int i) { return i >= 0 && i < PI_K_COUNT ? kernel_names[i] : NULL; }
-const char *pi_ctx_kernel_level(const pi_ctx *c, int i) { return i >= 0 && i < PI_K_COUNT ? c->t.level_of[i] : NULL; }
+const char *pi_ctx_kernel_level(const pi_ctx *c, int i) { return c && i >= 0 && i < PI_K_COUNT ? c->t.level_of[i] : NULL; }
 
 void *pi_alloc(size_t bytes) {
     void *p = NULL;

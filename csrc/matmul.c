@@ -57,7 +57,7 @@ static size_t align64(size_t n) { return (n + 63) / 64 * 64; }
 int pi_matmul(pi_ctx *c, const pi_weight *w0, const pi_weight *w1, const pi_weight *w2, const float *x, int64_t tokens,
               const float *add, float *y0, float *y1, float *y2) {
     matmul_job j = {.w = {w0, w1, w2}, .y = {y0, y1, y2}, .add = add, .n = w2 ? 3 : w1 ? 2 : 1, .tokens = tokens};
-    if (!c || !w0 || (w2 && !w1) || tokens < 0) return PI_EINVAL;
+    if (!c || !w0 || (w2 && !w1) || tokens < 0 || (add && add == y0)) return PI_EINVAL;
     int64_t groups = 0;
     bool quantised = false;
     for (int i = 0; i < j.n; i++) {

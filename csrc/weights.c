@@ -119,7 +119,7 @@ int pi_weight_pack(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *
     if (!wt) return PI_ETYPE;
     if (!c || !src || !out || rows < 1 || cols < 1 || rows > INT32_MAX || cols > INT32_MAX || cols % wt->block) return PI_EINVAL;
     int64_t row_bytes = cols / wt->block * wt->src_bytes;
-    if (src_bytes != rows * row_bytes) return PI_EINVAL;
+    if (rows > INT64_MAX / row_bytes || src_bytes != rows * row_bytes) return PI_EINVAL;
     pi_weight *w = calloc(1, sizeof *w);
     uint8_t *zeros = calloc(1, (size_t)row_bytes);
     if (w) {
@@ -146,7 +146,7 @@ void pi_weight_free(pi_weight *w) {
     free(w);
 }
 
-int64_t pi_weight_bytes(const pi_weight *w) { return (int64_t)w->bytes; }
+int64_t pi_weight_bytes(const pi_weight *w) { return w ? (int64_t)w->bytes : 0; }
 
 int pi_gather_rows(pi_ctx *c, const pi_weight *w, const int32_t *ids, int64_t n, float *y) {
     if (!c || !w || n < 0 || (n && (!ids || !y))) return PI_EINVAL;

@@ -1,0 +1,117 @@
+"""Each op on a few small inputs, for tests of what surrounds the arithmetic: memory, FP environment, threads.
+
+A case calls ops of the `Native` it is given and returns their results, in one order always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+from kernels.harness import ROWS, TILES, TYPES, Native, Out, View, f32, raw_weight, values
+
+Case = Callable[[Native], Iterator[np.ndarray]]
+CASES: dict[str, Case] = {}
+EPS = float(f32(1e-5))
+
+
+def case(f: Case) -> Case:
+    CASES[f.__name__] = f
+    return f
+
+
+@case
+def matmul(native: Native) -> Iterator[np.ndarray]:
+    for type_, kind in product(TYPES, ("random", "subnormal")):
+        odd = 33 if type_ in ("F32", "F16") else 32
+        for rows, cols, tokens in product((1, 17, 32), (odd, 64), (1, 2, 7)):
+            w = native.weight(type_, raw_weight(type_, kind, rows, cols, 1), rows, cols)
+            x = values("random", (tokens, cols), 2)
+            for add in (None, values("random", (tokens, rows), 3)):
+                yield native.op("pi_matmul", w, None, None, x, tokens, add, Out((tokens, rows)), None, None)
+
+
+@case
+def several_matrices(native: Native) -> Iterator[np.ndarray]:
+    rows = (33, 5, 16)
+    for types in (("Q4_1", "Q8_0", "F32"), ("F16", "F32", "Q8_0")):
+        w = [
+            native.weight(t, raw_weight(t, "random", n, 32, 4), n, 32)
+            for t, n in zip(types, rows, strict=True)
+        ]
+        for tokens in (1, 9):
+            x = values("random", (tokens, 32), 5)
+            yield from native.op("pi_matmul", *w, x, tokens, None, *(Out((tokens, n)) for n in rows))
+
+
+@case
+def gather_rows(native: Native) -> Iterator[np.ndarray]:
+    for type_, kind in product(TYPES, ("random", "subnormal")):
+        w = native.weight(type_, raw_weight(type_, kind, 19, 64, 6), 19, 64)
+        yield native.op("pi_gather_rows", w, np.array([18, 0, 16], np.int32), 3, Out((3, 64)))
+
+
+@case
+def matmul_rows(native: Native) -> Iterator[np.ndarray]:
+    for m, k, n in product((1, 3), (1, 5), (1, 8, 15, 33)):
+        yield native.op(
+            "pi_matmul_rows", values("random", (m, k), 7), values("random", (k, n), 8), m, k, n, Out((m, n))
+        )
+
+
+@case
+def elementwise(native: Native) -> Iterator[np.ndarray]:
+    for kind, n in product(("random", "subnormal", "mixed"), (1, 7, 8, 9, 15, 16, 17, 31, 33)):
+        a, b = values(kind, (n,), 9), values(kind, (n,), 10)
+        for op in ("exp", "silu"):
+            yield native.op(f"pi_{op}", a * f32(20), n, Out((n,)))
+        for op in ("swiglu", "add", "hadamard"):
+            yield native.op(f"pi_{op}", a, b, n, Out((n,)))
+        half = native.op("pi_narrow_f16", a * f32(1e-4), n, Out((n,), np.float16))
+        yield half
+        yield native.op("pi_widen_f16", half, n, Out((n,)))
+
+
+@case
+def rows(native: Native) -> Iterator[np.ndarray]:
+    for r, n in product((1, 3, 9), (1, 7, 8, 16, 17, 33)):
+        x, w = values("random", (r, n), 11), values("random", (n,), 12)
+        yield native.op("pi_softmax_rows", x * f32(30), r, n, Out((r, n)))
+        yield native.op("pi_rms_norm", x, w, r, n, EPS, Out((r, n)))
+        yield native.op("pi_sum_squares", values("subnormal", (r, n), 13), r, n, Out((r,)))
+        yield native.op("pi_sum_squares", x, r, n, Out((r,)))
+
+
+@case
+def rope(native: Native) -> Iterator[np.ndarray]:
+    for dim, rot, neox in ((2, 2, 0), (6, 6, 1), (40, 16, 1), (40, 18, 0), (64, 64, 1), (64, 64, 0)):
+        tables = native.op(
+            "pi_rope_table", 1000, 3, rot, 10000.0, 1.0, None, Out((3, rot // 2)), Out((3, rot // 2))
+        )
+        yield from tables
+        x = values("random", (3, 2, dim), 14)
+        yield native.op("pi_rope", x, 3, 2, dim, rot, neox, *tables, 3, 0, Out(x.shape))
+
+
+@case
+def caches(native: Native) -> Iterator[np.ndarray]:
+    for layout, dtype, (dim, gap), first in product(
+        (ROWS, TILES), ("f32", "f16"), ((2, 3), (20, 0), (64, 0)), (0, 7, 31)
+    ):
+        tokens = 10
+        k, v = (values("random", (tokens, 2, dim), s) * f32(1e-3) for s in (15, 16))
+        view = View.make(layout, dtype, 2, dim, 48, gap, first)
+        yield from native.op("pi_kv_write", view, k, v, tokens)
+
+
+@case
+def attention(native: Native) -> Iterator[np.ndarray]:
+    for layout, dtype, (dim, gap) in product((ROWS, TILES), ("f32", "f16"), ((2, 3), (20, 0), (64, 0))):
+        for length, tokens, group in product((1, 16, 17, 70), (1, 2), (1, 2, 5)):
+            if tokens <= length and (length < 70 or group < 5):
+                k, v = (values("random", (length, 2, dim), s) for s in (17, 18))
+                capacity = -(-length // 16) * 16
+                view = View.make(layout, dtype, 2, dim, capacity, gap).write(k, v)
+                q = values("random", (tokens, 2 * group, dim), 19)
+                yield native.op("pi_attention", q, tokens, 2 * group, view, float(f32(0.3)), Out(q.shape))

@@ -1,0 +1,401 @@
+"""The kernel check: data makers, memory that shows stray accesses, calls into C, comparison of bytes.
+
+An op is called by its C name on arrays: `Native.op("pi_exp", x, x.size, Out(x.shape))`. Each is copied to
+where a `memory` puts it: `Painted` surrounds it with a pattern and aligns it as badly as its type allows,
+`Fenced` lays it against an inaccessible page. Results are held against pyinfer/backend/reference.py, which
+shares no code with C.
+
+Every output belongs to one fold, so the reference runs once on the largest shape and is sliced for the rest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyinfer import _pi
+from pyinfer.backend import reference as ref
+from pyinfer.backend.native import levels
+
+ffi, lib = _pi.ffi, _pi.lib
+Array = NDArray[Any]
+f32 = np.float32
+
+LEVELS = [name for name, runs in levels().items() if runs]
+TYPES = {"F32": lib.PI_F32, "F16": lib.PI_F16, "Q4_1": lib.PI_Q4_1, "Q8_0": lib.PI_Q8_0}
+ROWS, TILES = lib.PI_ROWS, lib.PI_TILES
+DTYPE = {"f32": np.float32, "f16": np.float16}
+
+# ---- the comparison ----------------------------------------------------------------------------------------
+
+
+def check(op: str, level: str, seed: int, shape: Any, got: Array, want: Array) -> None:
+    """Bytes of `got` = bytes of `want`; else an AssertionError that says where the first difference lies."""
+    where = f"{op} level={level} seed={seed} shape={shape}"
+    assert got.shape == want.shape, f"{where}: result is {got.shape}, expected {want.shape}"
+    assert got.dtype == want.dtype, f"{where}: result is {got.dtype}, expected {want.dtype}"
+    unsigned = f"u{got.dtype.itemsize}"
+    a, b = (np.ascontiguousarray(x).view(unsigned) for x in (got, want))
+    if np.array_equal(a, b):
+        return
+    differing = np.argwhere(a != b)
+    i = tuple(int(n) for n in differing[0])
+    digits = 2 * got.dtype.itemsize
+    raise AssertionError(
+        f"{where}: {len(differing)} of {a.size} differ, first at {i}: "
+        f"got 0x{a[i]:0{digits}x} ({got[i]!r}), expected 0x{b[i]:0{digits}x} ({want[i]!r})"
+    )
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+PAINT = 0xA5
+BORDER = 128
+NAMES = {"f": "float *", "e": "uint16_t *", "H": "uint16_t *", "i": "int32_t *", "B": "uint8_t *"}
+
+
+class Painted:
+    """Each array between painted borders, at an address that is a multiple of its item size and no more."""
+
+    def __init__(self) -> None:
+        self.placed: list[tuple[Array, int, int]] = []
+
+    def place(self, array: Array) -> Array:
+        buffer = np.full(array.nbytes + 2 * BORDER + 64, PAINT, np.uint8)
+        start = BORDER + (array.itemsize - (buffer.ctypes.data + BORDER)) % 64
+        self.placed.append((buffer, start, start + array.nbytes))
+        view: Array = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        return view
+
+    def verify(self, what: str) -> None:
+        for buffer, start, end in self.placed:
+            for side, border in (("before", buffer[:start]), ("behind", buffer[end:])):
+                assert (border == PAINT).all(), f"{what}: wrote {side} a buffer of {end - start} bytes"
+
+    def clear(self) -> None:
+        self.placed.clear()
+
+
+class Fenced:
+    """Each array against an inaccessible page, at its end or its start: a stray access ends the process."""
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def __init__(self, at_end: bool) -> None:
+        self.at_end = at_end
+        self.maps: list[mmap.mmap] = []
+
+    def place(self, array: Array) -> Array:
+        page = mmap.PAGESIZE
+        inner = -(-max(array.nbytes, 1) // page) * page
+        room = mmap.mmap(-1, inner + 2 * page)
+        self.maps.append(room)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        for fence in (base, base + page + inner):
+            if self.libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        offset = page + (inner - array.nbytes if self.at_end else 0)
+        view: Array = (
+            np.frombuffer(room, np.uint8, array.nbytes, offset).view(array.dtype).reshape(array.shape)
+        )
+        view[...] = array
+        return view
+
+    def verify(self, what: str) -> None:
+        pass
+
+    def clear(self) -> None:
+        self.maps.clear()
+
+
+# ---- calls -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Out:
+    """An output to be handed to an op."""
+
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+
+
+@dataclass
+class View:
+    """A cache of one layer: flat buffers and the strides of api.h, in elements."""
+
+    k: Array
+    v: Array
+    layout: int
+    n_kv: int
+    dim: int
+    length: int
+    capacity: int
+    head_stride: int
+    row_stride: int
+
+    @staticmethod
+    def make(
+        layout: int, dtype: str, n_kv: int, dim: int, capacity: int, gap: int = 0, length: int = 0
+    ) -> View:
+        """Filled with NaN, which shows wherever an unwritten value is used; `gap` elements between heads."""
+        if layout == TILES:
+            head, row, size = capacity * dim + gap, dim, n_kv * (capacity * dim + gap)
+        else:
+            head, row = dim + gap, n_kv * (dim + gap)
+            size = capacity * row
+        k, v = (np.full(size, np.nan, DTYPE[dtype]) for _ in range(2))
+        return View(k, v, layout, n_kv, dim, length, capacity, head, row)
+
+    def indices(self, first: int, tokens: int) -> tuple[Array, Array]:
+        """Where K and V elements (tokens, n_kv, dim) from token `first` on lie, as api.h says."""
+        t, h, d = np.ogrid[first : first + tokens, : self.n_kv, : self.dim]
+        if self.layout == TILES:
+            k = h * self.head_stride + t // 16 * 16 * self.dim + d * 16 + t % 16
+            return k, h * self.head_stride + t * self.dim + d
+        rows = t * self.row_stride + h * self.head_stride + d
+        return rows, rows
+
+    def write(self, k: Array, v: Array, first: int = 0) -> View:
+        """Puts k and v (tokens, n_kv, dim) at token `first`."""
+        at_k, at_v = self.indices(first, len(k))
+        self.k[at_k], self.v[at_v] = k, v
+        self.length = first + len(k)
+        return self
+
+
+class Weight:
+    """A packed matrix and its reference twin."""
+
+    def __init__(self, ptr: Any, type_: str, raw: Array, rows: int, cols: int) -> None:
+        self.ptr, self.type, self.rows, self.cols, self.raw = (
+            ffi.gc(ptr, lib.pi_weight_free),
+            type_,
+            rows,
+            cols,
+            raw,
+        )
+
+
+class Native:
+    """The C library at one level, called on arrays."""
+
+    def __init__(self, level: str, threads: int = 1, memory: Painted | Fenced | None = None) -> None:
+        ptr = lib.pi_ctx_new(level.encode(), threads)
+        assert ptr != ffi.NULL, f"no context for level {level} with {threads} threads"
+        self.ctx, self.level, self.threads = ffi.gc(ptr, lib.pi_ctx_free), level, threads
+        self.memory = memory or Painted()
+
+    def call(self, name: str, args: list[Any]) -> int:
+        """The C call itself, for tests that change what surrounds it."""
+        return int(getattr(lib, name)(*args))
+
+    def pointer(self, array: Array) -> Any:
+        return ffi.cast(NAMES[array.dtype.char], array.ctypes.data)
+
+    def op(self, name: str, *args: Any) -> Any:
+        """Calls a C op that must succeed. Returns its outputs, one or a list; inputs must not change."""
+        outs: list[Array] = []
+        inputs: list[tuple[Array, Array]] = []
+        passed: list[Any] = [] if name == "pi_rope_table" else [self.ctx]
+        for a in args:
+            if isinstance(a, Out):
+                filled = np.full(int(np.prod(a.shape)) * np.dtype(a.dtype).itemsize, PAINT, np.uint8)
+                outs.append(self.memory.place(filled.view(a.dtype).reshape(a.shape)))
+                passed.append(self.pointer(outs[-1]))
+            elif isinstance(a, np.ndarray):
+                inputs.append((self.memory.place(np.ascontiguousarray(a)), a))
+                passed.append(self.pointer(inputs[-1][0]))
+            elif isinstance(a, View):
+                k, v = self.memory.place(a.k), self.memory.place(a.v)
+                passed.append(struct_of(a, self.pointer(k), self.pointer(v)))
+                if name == "pi_kv_write":
+                    outs += [k, v]
+                else:
+                    inputs += [(k, a.k), (v, a.v)]
+            elif isinstance(a, Weight):
+                passed.append(a.ptr)
+            else:
+                passed.append(ffi.NULL if a is None else a)
+        code = self.call(name, passed)
+        what = f"{name} level={self.level} threads={self.threads} args={[describe(a) for a in args]}"
+        assert code == 0, f"{what}: returned {code}"
+        self.memory.verify(what)
+        for placed, before in inputs:
+            assert placed.tobytes() == before.tobytes(), f"{what}: changed an input"
+        results = [x.copy() for x in outs]
+        outs, inputs = [], []
+        self.memory.clear()
+        return results[0] if len(results) == 1 else results
+
+    def weight(self, type_: str, raw: Array, rows: int, cols: int) -> Weight:
+        """Packs GGUF bytes that start at an odd address."""
+        out = ffi.new("pi_weight **")
+        src = self.memory.place(np.ascontiguousarray(raw).view(np.uint8).reshape(-1))
+        code = lib.pi_weight_pack(self.ctx, TYPES[type_], rows, cols, self.pointer(src), src.nbytes, out)
+        assert code == 0, f"pi_weight_pack level={self.level} {type_} {rows} x {cols}: returned {code}"
+        del src
+        self.memory.clear()
+        return Weight(out[0], type_, raw, rows, cols)
+
+
+def struct_of(view: View, k: Any, v: Any) -> Any:
+    """The pi_kv_view of a view whose buffers lie at k and v."""
+    s = ffi.new("pi_kv_view *")
+    s.k, s.v, s.head_stride, s.row_stride = k, v, view.head_stride, view.row_stride
+    s.length, s.capacity, s.layout = view.length, view.capacity, view.layout
+    s.dtype = lib.PI_F16 if view.k.dtype == np.float16 else lib.PI_F32
+    s.n_kv_heads, s.head_dim = view.n_kv, view.dim
+    return s
+
+
+def describe(a: Any) -> Any:
+    if isinstance(a, View):
+        return (
+            f"view(layout={a.layout} {a.k.dtype} kv={a.n_kv} dim={a.dim} length={a.length} of {a.capacity})"
+        )
+    if isinstance(a, Weight):
+        return f"{a.type}({a.rows}, {a.cols})"
+    return a.shape if isinstance(a, np.ndarray | Out) else a
+
+
+def in_child(module: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module in a process of its own, which may crash or hang."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+    command = [sys.executable, "-X", "faulthandler", "-m", module, *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+MAX = np.finfo(np.float32).max
+KINDS = ("random", "mixed", "large", "cancel", "signed_zeros", "subnormal", "zeros", "codes", "ties", "tiny")
+
+
+def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    """float32 values of one kind; the last axis is the one that folds run along."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape, np.float32)
+    if kind == "mixed":  # magnitudes of all sizes beside each other
+        x = np.ldexp(x, rng.integers(-60, 60, shape)).astype(f32)
+    elif kind == "large":
+        x = x * f32(1e18)
+    elif kind == "cancel":  # neighbours that almost cancel
+        half = x[..., : shape[-1] // 2 * 2 : 2]
+        x[..., 1::2] = np.nextafter(-half, rng.choice(np.array([-np.inf, np.inf], f32), half.shape))
+    elif kind == "signed_zeros":
+        x = rng.choice(np.array([0.0, -0.0, 1.0, -1.0], f32), shape)
+    elif kind == "subnormal":
+        bits = rng.integers(0, 1 << 23, shape, np.uint32) | rng.integers(0, 2, shape, np.uint32) << np.uint32(
+            31
+        )
+        x = bits.astype(np.uint32).view(f32)
+    elif kind == "zeros":
+        x = np.zeros(shape, f32)
+    elif kind == "codes":  # every int8 code is 127 or -127
+        x = rng.choice(np.array([-1.5, 1.5], f32), shape)
+    elif kind == "ties":  # largest magnitude 127, so the int8 codes are roundings of these very values
+        x = rng.integers(-127, 127, shape).astype(f32) + f32(0.5)
+        x[..., ::32] = 127
+    elif kind == "tiny":  # blocks of 32 whose largest magnitude lies about 2^-100
+        tops = np.array(
+            [2.0**-101, np.nextafter(f32(2.0**-100), f32(0)), 2.0**-100, 2.0**-99, 2.0**-148], f32
+        )
+        block = np.arange(shape[-1]) // 32 + rng.integers(0, len(tops), (*shape[:-1], 1))
+        x = (rng.uniform(-1, 1, shape) * tops[block % len(tops)]).astype(f32)
+        x[..., ::32] = tops[block % len(tops)][..., ::32]
+    elif kind == "limits":
+        edges = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            MAX,
+            -MAX,
+            2.0**-126,
+            -(2.0**-126),
+            2.0**-149,
+            -(2.0**-149),
+            88.8,
+            -104.1,
+            -88.0,
+        ]
+        x = rng.choice(np.array(edges, f32), shape)
+    else:
+        assert kind == "random", kind
+    return np.ascontiguousarray(x, f32)
+
+
+def halves(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float16]:
+    """Scales of quantised blocks."""
+    rng = np.random.default_rng(seed)
+    if kind == "extreme":
+        return rng.choice(np.array([65504, -65504], np.float16), shape)
+    if kind == "subnormal":
+        return rng.integers(0, 1024, shape).astype(np.uint16).view(np.float16)
+    if kind == "zeros":
+        return rng.choice(np.array([0.0, -0.0], np.float16), shape)
+    return (rng.standard_normal(shape) * 0.01).astype(np.float16)
+
+
+def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
+    """GGUF bytes (rows, bytes of a row). Kinds: random, extreme, subnormal, zeros."""
+    rng = np.random.default_rng(seed)
+    if type_ in ("F32", "F16"):
+        if type_ == "F16" and kind == "subnormal":
+            w: Array = halves(kind, (rows, cols), seed)
+        elif kind == "extreme":
+            w = rng.choice(np.array([65504.0, -65504.0], f32), (rows, cols))
+        else:
+            w = values(kind, (rows, cols), seed)
+        return w.astype(f32 if type_ == "F32" else np.float16).view(np.uint8)
+    blocks = (rows, cols // 32)
+    d, m = (halves(kind, (*blocks, 1), seed + i).view(np.uint8) for i in (1, 2))
+    if type_ == "Q8_0":
+        code = rng.integers(-128, 128, (*blocks, 32)).astype(np.int8)
+        if kind == "extreme":  # the asymmetric code, and its largest positive neighbour
+            code = np.where(rng.integers(0, 4, (*blocks, 32)) > 0, -128, 127).astype(np.int8)
+            code[: rows // 2] = -128
+        parts = [d, code.view(np.uint8)]
+    else:
+        nibbles = rng.integers(0, 256, (*blocks, 16)).astype(np.uint8)
+        parts = [d, m, np.full_like(nibbles, 255) if kind == "extreme" else nibbles]
+    return np.concatenate(parts, axis=-1).reshape(rows, -1)
+
+
+def reference_weight(type_: str, raw: Array) -> Any:
+    """The reference backend's matrix of the same bytes."""
+    size, unpack = ref.UNPACK[TYPES[type_]]
+    return unpack(raw.reshape(len(raw), -1, size))
+
+
+# ---- attention, all outputs at once ------------------------------------------------------------------------
+
+
+def attention(q: Array, k: Array, v: Array, scale: float, visible: Array) -> NDArray[np.float32]:
+    """Query i of q (queries, heads, dim) over the first visible[i] tokens of k and v (tokens, n_kv, dim).
+
+    NUMERICS.md, section 4, in the reference backend's folds; a test holds it to that backend's own attention.
+    """
+    n, group = len(k), q.shape[1] // k.shape[1]
+    keys, vals = (
+        np.repeat(x.astype(f32), group, axis=1).transpose(1, 0, 2)[None] for x in (k, v)
+    )  # (1, heads, n, dim)
+    seen = np.arange(n) < np.asarray(visible)[:, None, None]  # (queries, 1, n)
+    s = ref.fold(q[:, :, None, :], keys) * f32(scale)
+    e = ref.exp(s - np.where(seen, s, -np.inf).max(axis=-1, keepdims=True).astype(f32))
+    total, out = np.zeros(q.shape[:2], f32), np.zeros(q.shape, f32)
+    for t in range(n):
+        total = np.where(seen[..., t], total + e[..., t], total)
+    p = e / total[..., None]
+    for t in range(n):
+        out = np.where(seen[..., t, None], ref.fma(p[..., t, None], vals[:, :, t], out), out)
+    return out

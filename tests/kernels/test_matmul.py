@@ -1,0 +1,154 @@
+"""matmul over packed weights, gather_rows and matmul_rows, byte for byte. NUMERICS.md section 3."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels.harness import LEVELS, Native, Out, Weight, check, f32, raw_weight, reference_weight, values
+
+from pyinfer.backend import reference as ref
+
+ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 40)
+COLS: dict[str, tuple[int, ...]] = {"F32": (1, 7, 32, 33, 64, 96, 256), "F16": (1, 7, 32, 33, 64, 96, 256)}
+COLS |= {"Q4_1": (32, 64, 96, 256), "Q8_0": (32, 64, 96, 256)}
+MATRICES = [(type_, cols) for type_ in COLS for cols in COLS[type_]]
+
+# (weights, inputs): each pair on a few shapes; the first on all of them
+PAIRS = [
+    ("random", "random"),
+    ("random", "mixed"),
+    ("random", "large"),
+    ("random", "cancel"),
+    ("random", "signed_zeros"),
+    ("random", "subnormal"),
+    ("random", "zeros"),
+    ("random", "codes"),
+    ("random", "ties"),
+    ("random", "tiny"),
+    ("zeros", "random"),
+    ("extreme", "codes"),  # int8 code -128 against 127 and -127: saturates what is not exact
+    ("extreme", "random"),
+    ("subnormal", "large"),
+    ("subnormal", "subnormal"),
+]
+
+
+@cache
+def matrix(type_: str, kind: str, cols: int) -> np.ndarray:
+    return raw_weight(type_, kind, max(ROWS), cols, seed=cols)
+
+
+@cache
+def expected(type_: str, w_kind: str, x_kind: str, cols: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (40, cols) and outputs (40, 48); any fewer rows and tokens are a corner of them."""
+    x = values(x_kind, (max(TOKENS), cols), seed=cols + 1)
+    return x, reference_weight(type_, matrix(type_, w_kind, cols)).matmul(x)
+
+
+def run(native: Native, w: Weight, x: np.ndarray, add: Any = None) -> np.ndarray:
+    y: np.ndarray = native.op("pi_matmul", w, None, None, x, len(x), add, Out((len(x), w.rows)), None, None)
+    return y
+
+
+@pytest.mark.parametrize(("type_", "cols"), MATRICES)
+def test_matmul(native: Native, type_: str, cols: int) -> None:
+    for w_kind, x_kind in PAIRS:
+        whole = (w_kind, x_kind) == PAIRS[0]
+        x, want = expected(type_, w_kind, x_kind, cols)
+        for rows in ROWS if whole else (17, 48):
+            w = native.weight(type_, matrix(type_, w_kind, cols)[:rows], rows, cols)
+            for tokens in TOKENS if whole else (1, 3, 9, 40):
+                got = run(native, w, x[:tokens])
+                where = (type_, w_kind, x_kind, rows, cols, tokens)
+                check("matmul", native.level, cols, where, got, want[:tokens, :rows])
+
+
+@pytest.mark.parametrize("type_", COLS)
+@pytest.mark.parametrize("kind", ["random", "mixed"])
+def test_matmul_adds_after_the_fold(native: Native, type_: str, kind: str) -> None:
+    x, want = expected(type_, "random", "random", 64)
+    for rows, tokens in ((1, 1), (17, 1), (17, 9), (33, 3), (48, 40)):
+        add = values(kind, (tokens, rows), seed=rows)
+        w = native.weight(type_, matrix(type_, "random", 64)[:rows], rows, 64)
+        got = run(native, w, x[:tokens], add)
+        check("matmul + add", native.level, rows, (type_, rows, 64, tokens), got, add + want[:tokens, :rows])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (("Q4_1", 17), ("Q8_0", 33)),
+        (("Q8_0", 1), ("F32", 48)),
+        (("F32", 5), ("F16", 16)),
+        (("Q4_1", 48), ("Q4_1", 15), ("Q8_0", 15)),
+        (("F16", 33), ("Q8_0", 2), ("F32", 17)),
+        (("Q8_0", 16), ("F16", 1), ("Q4_1", 31)),
+    ],
+    ids=lambda parts: "+".join(f"{t}x{n}" for t, n in parts),
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_matrices_at_once(parts: tuple[tuple[str, int], ...], threads: int, native: Native) -> None:
+    many = Native(native.level, threads)
+    for cols in (32, 96):
+        x = values("random", (max(TOKENS), cols), seed=cols + 1)
+        weights = [many.weight(t, matrix(t, "random", cols)[:n], n, cols) for t, n in parts]
+        padding = [None] * (3 - len(parts))
+        for tokens in (1, 2, 8, 9, 40):
+            for add in (None, values("random", (tokens, parts[0][1]), seed=tokens)):
+                outs = [Out((tokens, n)) for _, n in parts]
+                args = [*weights, *padding, x[:tokens], tokens, add, *outs, *padding]
+                for i, (got, (t, n)) in enumerate(zip(many.op("pi_matmul", *args), parts, strict=True)):
+                    want = expected(t, "random", "random", cols)[1][:tokens, :n]
+                    want = want if add is None or i else add + want
+                    check("matmul", native.level, cols, (parts, i, tokens), got, want)
+
+
+@pytest.mark.parametrize("type_", COLS)
+def test_blocks_of_tokens_and_threads_agree_across_levels(type_: str) -> None:
+    """More tokens than one block holds (192 KiB of codes), more chunks than threads."""
+    rows, cols, tokens = 161, 4096, 53
+    raw, x = raw_weight(type_, "random", rows, cols, seed=8), values("random", (tokens, cols), seed=9)
+    want = None
+    for level in LEVELS:
+        for threads in (1,) if level == "ref" else (1, 2, 3):
+            native = Native(level, threads)
+            got = run(native, native.weight(type_, raw, rows, cols), x)
+            want = got if want is None else want
+            check("matmul", level, 8, (type_, rows, cols, tokens, threads), got, want)
+
+
+@pytest.mark.parametrize(("type_", "cols"), MATRICES)
+@pytest.mark.parametrize("kind", ["random", "extreme", "subnormal", "zeros"])
+def test_gather_rows(native: Native, type_: str, cols: int, kind: str) -> None:
+    raw = matrix(type_, kind, cols)
+    for rows in (1, 17, 48):
+        w = native.weight(type_, raw[:rows], rows, cols)
+        for ids in ([0], [rows - 1], [rows // 2, 0, rows - 1, 0]):
+            got = native.op("pi_gather_rows", w, np.array(ids, np.int32), len(ids), Out((len(ids), cols)))
+            want = reference_weight(type_, raw[:rows]).rows(ids)
+            check("gather_rows", native.level, cols, (type_, kind, rows, ids), got, want)
+
+
+@pytest.mark.parametrize("kind", ["random", "mixed", "cancel", "signed_zeros", "subnormal", "zeros"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_matmul_rows(native: Native, kind: str, threads: int) -> None:
+    many = Native(native.level, threads)
+    a, b = values(kind, (17, 33), seed=1), values("random", (33, 130), seed=2)
+    for k in (1, 5, 32, 33):
+        want = ref.fold(a[:, None, :k], b.T[None, :, :k])
+        for m in (1, 3, 17):
+            for n in (1, 7, 8, 9, 15, 16, 17, 33, 130):
+                got = many.op("pi_matmul_rows", a[:m, :k].copy(), b[:k, :n].copy(), m, k, n, Out((m, n)))
+                check("matmul_rows", native.level, 1, (kind, m, k, n), got, want[:m, :n])
+    check(
+        "matmul_rows",
+        native.level,
+        1,
+        "k = 0",
+        many.op("pi_matmul_rows", a, b, 3, 0, 5, Out((3, 5))),
+        np.zeros((3, 5), f32),
+    )
