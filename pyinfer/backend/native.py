@@ -11,11 +11,10 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from .. import _pi
+from .._pi import ffi, lib
 from ..errors import BackendError, ModelError
 from .base import Backend, KVBufferView
 
-ffi, lib = _pi.ffi, _pi.lib
 DTYPES: dict[str, tuple[Any, str, int]] = {
     "f32": (np.float32, "float *", lib.PI_F32),
     "f16": (np.float16, "uint16_t *", lib.PI_F16),
@@ -130,7 +129,7 @@ class NativeBackend(Backend):
     def matmul_many(self, x: CTensor, weights: Sequence[CWeight]) -> list[CTensor]:
         n = x.shape[0]
         w0, *more = weights
-        w1, w2 = (more + [None, None])[:2]
+        w1, w2, *_ = [*more, None, None]
         y0 = self._new((n, w0.shape[0]))
         y1 = self._new((n, w1.shape[0])) if w1 else None
         y2 = self._new((n, w2.shape[0])) if w2 else None
