@@ -45,8 +45,8 @@ int pi_matmul_rows(pi_ctx *c, const float *a, const float *b, int64_t m, int64_t
 
 /* Attention of `tokens` queries, the last of which is token view->length - 1 of the sequence. */
 int pi_attention(pi_ctx *c, const float *q, int64_t tokens, int n_heads, const pi_kv_view *view, float scale, float *out);
-/* Writes k and v rows [tokens][n_kv_heads * head_dim] at positions view->length.., and leaves the length alone. */
-int pi_kv_write(pi_ctx *c, const pi_kv_view *view, const float *k, const float *v, int64_t tokens);
+/* Writes k and v rows [tokens][n_kv_heads * head_dim] at positions view->length.., and moves the length on. */
+int pi_kv_write(pi_ctx *c, pi_kv_view *view, const float *k, const float *v, int64_t tokens);
 
 int pi_softmax_rows(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y);
 int pi_rms_norm(pi_ctx *c, const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y);
@@ -59,8 +59,8 @@ int pi_sum_squares(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y)
 int pi_narrow_f16(pi_ctx *c, const float *x, int64_t n, uint16_t *y);
 int pi_widen_f16(pi_ctx *c, const uint16_t *x, int64_t n, float *y);
 
-/* Rotates x[tokens][heads][head_dim] by rows pos..pos+tokens of the tables [n_pos][rot / 2]. */
+/* Rotates x[tokens][heads][head_dim] by rows first..first+tokens of the tables [n_pos][rot / 2]. */
 int pi_rope(pi_ctx *c, const float *x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t rot, int neox,
-            const float *cos, const float *sin, float *y);
+            const float *cos, const float *sin, int64_t n_pos, int64_t first, float *y);
 /* Fills rows first..first+n of cos and sin [n][rot / 2]; factors: NULL or [rot / 2] divisors of the frequencies. */
 int pi_rope_table(int64_t first, int64_t n, int64_t rot, double base, double scale, const float *factors, float *cos, float *sin);

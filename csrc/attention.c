@@ -137,7 +137,7 @@ static void write_rows(const write_job *j, size_t element) {
         }
 }
 
-int pi_kv_write(pi_ctx *c, const pi_kv_view *view, const float *k, const float *v, int64_t tokens) {
+int pi_kv_write(pi_ctx *c, pi_kv_view *view, const float *k, const float *v, int64_t tokens) {
     if (!c || !k || !v || tokens < 0 || !view_ok(view, view ? view->length + tokens : 0)) return PI_EINVAL;
     pi_fpenv env = pi_enter(c);
     write_job j = {view, k, v, tokens};
@@ -157,5 +157,6 @@ int pi_kv_write(pi_ctx *c, const pi_kv_view *view, const float *k, const float *
     } else {
         write_rows(&j, view->dtype == PI_F32 ? 4 : 2);
     }
+    view->length += tokens;
     return pi_leave(c, env, PI_OK);
 }

@@ -35,6 +35,7 @@ pi_ctx *pi_ctx_new(const char *level, int threads) {
 void pi_ctx_free(pi_ctx *c) {
     if (!c) return;
     pi_pool_free(c->pool);
+    pi_arena_release(c->arena);
     free(c->scratch);
     free(c);
 }

@@ -48,8 +48,9 @@ struct pi_weight {
     int64_t rows, cols;   /* of the matrix: y[rows] = w[rows][cols] x[cols] */
     int64_t groups;       /* ceil(rows / 16) */
     int64_t group_bytes;  /* distance between groups */
-    uint8_t *data;        /* 64-byte aligned */
+    uint8_t *data;        /* 64-byte aligned, in `arena` */
     size_t bytes;
+    struct pi_arena *arena;
 };
 
 /* Quantised input rows (NUMERICS.md, 3). nb = cols / 32. */

@@ -119,11 +119,12 @@ static void rope_task(void *arg, int64_t lo, int64_t hi, int slot) {
 }
 
 int pi_rope(pi_ctx *c, const float *x, int64_t tokens, int64_t heads, int64_t head_dim, int64_t rot, int neox,
-            const float *cos, const float *sin, float *y) {
-    if (!c || tokens < 0 || heads < 1 || head_dim < 2 || rot < 2 || rot % 2 || rot > head_dim) return PI_EINVAL;
+            const float *cos, const float *sin, int64_t n_pos, int64_t first, float *y) {
+    if (!c || first < 0 || tokens < 0 || n_pos < 0 || tokens > n_pos - first) return PI_EINVAL;
+    if (heads < 1 || head_dim < 2 || rot < 2 || rot % 2 || rot > head_dim) return PI_EINVAL;
     if (tokens && (!x || !cos || !sin || !y || x == y)) return PI_EINVAL;
     pi_fpenv env = pi_enter(c);
-    rope_job j = {&c->t, x, cos, sin, y, heads, head_dim, rot, neox};
+    rope_job j = {&c->t, x, cos + first * (rot / 2), sin + first * (rot / 2), y, heads, head_dim, rot, neox};
     pi_pool_run(c->pool, tokens, pi_max(1, PI_FORK_VALUES / (heads * head_dim)), rope_task, &j);
     return pi_leave(c, env, PI_OK);
 }

@@ -126,14 +126,14 @@ int pi_weight_pack(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *
         *w = (pi_weight){.type = type, .rows = rows, .cols = cols, .groups = pi_ceil_div(rows, PI_LANES)};
         w->group_bytes = pi_ceil_div(cols / wt->block * wt->packed_bytes, 64) * 64;
         w->bytes = (size_t)(w->groups * w->group_bytes);
-        w->data = pi_alloc(w->bytes);
-    }
-    if (!w || !zeros || !w->data) {
-        pi_weight_free(w);
-        free(zeros);
-        return PI_ENOMEM;
     }
     pi_fpenv env = pi_enter(c);
+    if (w) w->data = pi_arena_alloc(&c->arena, w->bytes, &w->arena);
+    if (!w || !zeros || !w->data) {
+        free(w);
+        free(zeros);
+        return pi_leave(c, env, PI_ENOMEM);
+    }
     pack_job j = {wt, w, src, zeros, row_bytes};
     pi_pool_run(c->pool, w->groups, 4, pack_task, &j);
     free(zeros);
@@ -142,7 +142,7 @@ int pi_weight_pack(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *
 }
 
 void pi_weight_free(pi_weight *w) {
-    if (w) free(w->data);
+    if (w) pi_arena_release(w->arena);
     free(w);
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import cache
+from .backend.base import Replay
 from .errors import ContextOverflowError, InputError
 from .model.registry import Decoder
 from .sampling import Sampler, Sampling
@@ -22,6 +23,7 @@ class Session:
 
     def __init__(self, decoder: Decoder, kv: cache.Cache, *, chunk: int | None = None) -> None:
         self.decoder, self.cache, self.chunk = decoder, kv, chunk or PREFILL_CHUNK
+        self._step: Replay | None = None  # a forward of one token
 
     def run(self, tokens: Sequence[int], *, all_logits: bool = False) -> Iterator[NDArray[np.float32]]:
         """Runs tokens in chunks; yields logits (chunk, n_vocab) of each, or only (1, n_vocab) of the very last token.
@@ -29,22 +31,30 @@ class Session:
         Raises ContextOverflowError before anything is computed. A run that breaks off, by an error or an interrupt, leaves the
         cache as after the last whole chunk.
         """
-        ops, kv = self.decoder.ops, self.cache
+        kv = self.cache
         if kv.length + len(tokens) > kv.capacity:
             raise ContextOverflowError(
                 f"{kv.length} tokens in the context and {len(tokens)} more do not fit into {kv.capacity}; "
                 "give fewer, or a larger ctx"
             )
         for at in range(0, len(tokens), self.chunk):
-            part, before = tokens[at : at + self.chunk], kv.length
-            last = at + self.chunk >= len(tokens)
+            before = kv.length
             try:
-                logits = self.decoder.forward(part, kv, last_only=not all_logits)
+                logits = self._forward(tokens[at : at + self.chunk], all_logits)
             except BaseException:
                 kv.truncate(before)
                 raise
-            if all_logits or last:
-                yield ops.numpy(logits)
+            if all_logits or at + self.chunk >= len(tokens):
+                yield logits
+
+    def _forward(self, tokens: Sequence[int], all_logits: bool) -> NDArray[np.float32]:
+        decoder, kv = self.decoder, self.cache
+        if len(tokens) > 1 or kv.views is None:
+            return decoder.ops.numpy(decoder.forward(tokens, kv, last_only=not all_logits))
+        if self._step is not None and kv.length < self._step.positions:
+            return self._step.run(tokens)
+        logits, self._step = decoder.ops.capture(lambda: decoder.forward(tokens, kv), kv.views)
+        return decoder.ops.numpy(logits)
 
 
 def generate(

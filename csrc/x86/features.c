@@ -13,6 +13,12 @@ bool pi_has_avx512(void) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-bool pi_has_avx512vnni(void) { return pi_has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+bool pi_has_avx512vnni(void) {
+#ifdef PI_EMULATE_VNNI /* a test build, tests/kernels/emulate_vnni.h */
+    return pi_has_avx512();
+#else
+    return pi_has_avx512() && __builtin_cpu_supports("avx512vnni");
+#endif
+}
 
 #endif

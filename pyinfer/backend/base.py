@@ -8,9 +8,9 @@ Tensors and weights are the backend's own handles: a tensor has a `shape`, `nump
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,14 @@ class KVBufferView:
     length: int
     capacity: int
     handle: Any = None  # whatever the backend wants to keep with it
+
+
+class Replay(Protocol):
+    """A forward pass that can be repeated, for positions below `positions`."""
+
+    positions: int
+
+    def run(self, tokens: Sequence[int]) -> NDArray[np.float32]: ...
 
 
 class Backend(ABC):
@@ -66,6 +74,10 @@ class Backend(ABC):
     def kernels(self) -> dict[str, str]:
         """Which kernel runs each entry of the backend's table."""
         return {}
+
+    def capture(self, forward: Callable[[], Tensor], views: Sequence[KVBufferView]) -> tuple[Tensor, Replay | None]:
+        """Runs forward(), and gives with its result what repeats it for the next token over the same cache, if the backend can."""
+        return forward(), None
 
     # ---- primitives ----------------------------------------------------------------------------------------
 

@@ -1,27 +1,34 @@
-"""The ops over the C library. A call is one C call on pointers that were cast once; Python allocates nothing per op but
-the handle of the result, whose memory comes from a free list."""
+"""The ops over the C library.
+
+An op is one C call on pointers that were cast once; its result is a handle whose memory comes from a free list. Decoding one
+token makes the same calls each time, on the same memory, but for the token and its position: so they are captured once, and
+then only made again (`capture`, `Replay`), which leaves Python some 0.3 us a call.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from .._pi import ffi, lib
+from .. import _pi
 from ..errors import BackendError, ModelError
 from .base import Backend, KVBufferView
+from .replay import Capture, FreeLists, Replay
 
+ffi, lib = _pi.ffi, _pi.lib
 DTYPES: dict[str, tuple[Any, str, int]] = {
     "f32": (np.float32, "float *", lib.PI_F32),
     "f16": (np.float16, "uint16_t *", lib.PI_F16),
 }
 LAYOUTS = {"rows": lib.PI_ROWS, "tiles": lib.PI_TILES}
 RECYCLED_ROWS, RECYCLED_VALUES = 16, 1 << 18  # results up to this size, those of decoding, are kept for reuse
-ERRORS = {lib.PI_ENOMEM: "out of memory", lib.PI_EINVAL: "refused its arguments", lib.PI_ETYPE: "unknown weight type"}
+NULLS = [ffi.NULL] * 3
 
 
 def levels() -> dict[str, bool]:
@@ -75,7 +82,35 @@ class NativeBackend(Backend):
         self.name, self.threads = name, threads
         self.ctx = ffi.gc(ptr, lib.pi_ctx_free)
         self.level = _text(lib.pi_ctx_level(ptr))
-        self._free: dict[tuple[int, ...], list[Any]] = {}
+        self._free: FreeLists = {}
+        self._capture: Capture | None = None
+        self._capturing = threading.Lock()
+
+    # ---- calls ---------------------------------------------------------------------------------------------
+
+    def _call(self, function: Any, *args: Any) -> None:
+        """function(ctx, *args), its error code raised; noted down when this thread captures."""
+        code = function(self.ctx, *args)
+        if code:
+            _fail(code, function)
+        if self._capture is not None and self._capture.thread == threading.get_ident():
+            self._capture.calls.append((function, args))
+
+    def _not_replayable(self) -> None:
+        """This op ran in NumPy: replaying the C calls alone would leave it out."""
+        if self._capture is not None and self._capture.thread == threading.get_ident():
+            self._capture.whole = False
+
+    def capture(self, forward: Callable[[], CTensor], views: Sequence[KVBufferView]) -> tuple[CTensor, Replay | None]:
+        """Runs forward() and keeps its C calls, to be made again for the next token."""
+        with self._capturing:
+            self._capture = Capture(threading.get_ident())
+            try:
+                out = forward()
+                replay = Replay(self, self._capture, views, out) if self._capture.whole else None
+            finally:
+                self._capture = None
+        return out, replay
 
     # ---- storage -------------------------------------------------------------------------------------------
 
@@ -84,19 +119,24 @@ class NativeBackend(Backend):
         return CTensor(array, ffi.cast(c_type, array.ctypes.data))
 
     def _new(self, shape: tuple[int, ...]) -> CTensor:
-        home = self._free.get(shape)
+        free = self._free
+        if self._capture is not None and self._capture.thread == threading.get_ident():
+            free = self._capture.free
+        home = free.get(shape)
         if home:
             array, ptr = home.pop()
             return CTensor(array, ptr, home)
         fresh = self._wrap(np.empty(shape, np.float32))
         if shape[0] <= RECYCLED_ROWS and fresh.array.size <= RECYCLED_VALUES:
-            fresh.home = self._free.setdefault(shape, [])
+            fresh.home = free.setdefault(shape, [])
         return fresh
 
     def tensor(self, array: NDArray[Any]) -> CTensor:
+        self._not_replayable()
         return self._wrap(np.array(array, order="C"))
 
     def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> CTensor:
+        self._not_replayable()
         return self._wrap(np.zeros(shape, DTYPES[dtype][0]))
 
     def numpy(self, x: CTensor) -> NDArray[Any]:
@@ -107,7 +147,8 @@ class NativeBackend(Backend):
         code = lib.pi_weight_pack(self.ctx, int(type), rows, cols, ffi.from_buffer(data), data.nbytes, out)
         if code == lib.PI_ETYPE:
             raise ModelError(f"weight type {GGMLQuantizationType(type).name} has no kernel")
-        _check(code, "weight_pack")
+        if code:
+            _fail(code, lib.pi_weight_pack)
         return CWeight(out[0], (rows, cols))
 
     def kernels(self) -> dict[str, str]:
@@ -123,121 +164,79 @@ class NativeBackend(Backend):
             return self.matmul_many(a, (b,))[0]
         (m, k), (_, n) = a.shape, b.shape
         y = self._new((m, n))
-        _check(lib.pi_matmul_rows(self.ctx, a.ptr, b.ptr, m, k, n, y.ptr), "matmul_rows")
+        self._call(lib.pi_matmul_rows, a.ptr, b.ptr, m, k, n, y.ptr)
         return y
 
     def matmul_many(self, x: CTensor, weights: Sequence[CWeight]) -> list[CTensor]:
         n = x.shape[0]
-        w0, *more = weights
-        w1, w2, *_ = [*more, None, None]
-        y0 = self._new((n, w0.shape[0]))
-        y1 = self._new((n, w1.shape[0])) if w1 else None
-        y2 = self._new((n, w2.shape[0])) if w2 else None
-        code = lib.pi_matmul(
-            self.ctx,
-            w0.ptr,
-            w1.ptr if w1 else ffi.NULL,
-            w2.ptr if w2 else ffi.NULL,
-            x.ptr,
-            n,
-            ffi.NULL,
-            y0.ptr,
-            y1.ptr if y1 else ffi.NULL,
-            y2.ptr if y2 else ffi.NULL,
-        )
-        if code:
-            _check(code, "matmul")
-        return [y for y in (y0, y1, y2) if y is not None]
+        ys = [self._new((n, w.shape[0])) for w in weights]
+        w = [w.ptr for w in weights] + NULLS[len(weights) :]
+        y = [y.ptr for y in ys] + NULLS[len(weights) :]
+        self._call(lib.pi_matmul, *w, x.ptr, n, ffi.NULL, *y)
+        return ys
 
     def matmul_add(self, x: CTensor, w: CWeight, residual: CTensor) -> CTensor:
         y = self._new(residual.shape)
-        null = ffi.NULL
-        code = lib.pi_matmul(self.ctx, w.ptr, null, null, x.ptr, x.shape[0], residual.ptr, y.ptr, null, null)
-        if code:
-            _check(code, "matmul")
+        self._call(lib.pi_matmul, w.ptr, *NULLS[1:], x.ptr, x.shape[0], residual.ptr, y.ptr, *NULLS[1:])
         return y
 
     def gather_rows(self, w: CWeight, ids: Sequence[int]) -> CTensor:
         y = self._new((len(ids), w.shape[1]))
-        _check(lib.pi_gather_rows(self.ctx, w.ptr, ffi.new("int32_t[]", list(ids)), len(ids), y.ptr), "gather_rows")
+        self._call(lib.pi_gather_rows, w.ptr, ffi.new("int32_t[]", list(ids)), len(ids), y.ptr)
         return y
 
     # ---- rows and elements ---------------------------------------------------------------------------------
 
     def softmax_rows(self, x: CTensor) -> CTensor:
         y = self._new(x.shape)
-        _check(lib.pi_softmax_rows(self.ctx, x.ptr, x.shape[0], x.shape[1], y.ptr), "softmax_rows")
+        self._call(lib.pi_softmax_rows, x.ptr, *x.shape, y.ptr)
         return y
 
     def rms_norm(self, x: CTensor, weight: CTensor, eps: float) -> CTensor:
         y = self._new(x.shape)
-        code = lib.pi_rms_norm(self.ctx, x.ptr, weight.ptr, x.shape[0], x.shape[1], eps, y.ptr)
-        if code:
-            _check(code, "rms_norm")
+        self._call(lib.pi_rms_norm, x.ptr, weight.ptr, *x.shape, eps, y.ptr)
         return y
 
     def rms_norm_heads(self, x: CTensor, weight: CTensor, eps: float) -> CTensor:
-        y = self._new(x.shape)
-        head_dim = weight.shape[1]
-        rows = x.shape[0] * x.shape[1] // head_dim
-        _check(lib.pi_rms_norm(self.ctx, x.ptr, weight.ptr, rows, head_dim, eps, y.ptr), "rms_norm")
+        y, head_dim = self._new(x.shape), weight.shape[1]
+        self._call(lib.pi_rms_norm, x.ptr, weight.ptr, x.array.size // head_dim, head_dim, eps, y.ptr)
         return y
 
     def sum_squares_axis(self, x: CTensor) -> CTensor:
         y = self._new((x.shape[0], 1))
-        _check(lib.pi_sum_squares(self.ctx, x.ptr, x.shape[0], x.shape[1], y.ptr), "sum_squares")
+        self._call(lib.pi_sum_squares, x.ptr, *x.shape, y.ptr)
         return y
 
     def swiglu(self, gate: CTensor, up: CTensor) -> CTensor:
         y = self._new(up.shape)
-        code = lib.pi_swiglu(self.ctx, gate.ptr, up.ptr, up.shape[0] * up.shape[1], y.ptr)
-        if code:
-            _check(code, "swiglu")
+        self._call(lib.pi_swiglu, gate.ptr, up.ptr, up.array.size, y.ptr)
         return y
 
     def silu(self, x: CTensor) -> CTensor:
         y = self._new(x.shape)
-        _check(lib.pi_silu(self.ctx, x.ptr, x.array.size, y.ptr), "silu")
+        self._call(lib.pi_silu, x.ptr, x.array.size, y.ptr)
         return y
 
     def add(self, a: CTensor, b: CTensor) -> CTensor:
         y = self._new(a.shape)
-        _check(lib.pi_add(self.ctx, a.ptr, b.ptr, a.array.size, y.ptr), "add")
+        self._call(lib.pi_add, a.ptr, b.ptr, a.array.size, y.ptr)
         return y
 
     def hadamard(self, a: CTensor, b: CTensor) -> CTensor:
         y = self._new(a.shape)
-        _check(lib.pi_hadamard(self.ctx, a.ptr, b.ptr, a.array.size, y.ptr), "hadamard")
-        return y
-
-    def scale(self, x: CTensor, factor: float, *, divide: bool = False) -> CTensor:
-        y = self._new(x.shape)
-        (np.divide if divide else np.multiply)(x.array, np.float32(factor), out=y.array)
-        return y
-
-    def add_scalar(self, x: CTensor, c: float) -> CTensor:
-        y = self._new(x.shape)
-        np.add(x.array, np.float32(c), out=y.array)
-        return y
-
-    def rsqrt_elem(self, x: CTensor) -> CTensor:
-        y = self._new(x.shape)
-        np.divide(np.float32(1), np.sqrt(x.array), out=y.array)
+        self._call(lib.pi_hadamard, a.ptr, b.ptr, a.array.size, y.ptr)
         return y
 
     def apply_rope(
         self, x: CTensor, cos: CTensor, sin: CTensor, first: int, head_dim: int, neox: bool
     ) -> CTensor:
-        (tokens, width), half = x.shape, cos.shape[1]
-        if first + tokens > cos.shape[0]:
-            raise IndexError(f"rope tables hold {cos.shape[0]} positions, not {first + tokens}")
-        y = self._new(x.shape)
-        at = first * half
-        code = lib.pi_rope(
-            self.ctx, x.ptr, tokens, width // head_dim, head_dim, 2 * half, neox, cos.ptr + at, sin.ptr + at, y.ptr
+        y, (tokens, width), (n_pos, half) = self._new(x.shape), x.shape, cos.shape
+        heads = width // head_dim
+        if self._capture is not None:
+            self._capture.held.append((cos, sin))
+        self._call(
+            lib.pi_rope, x.ptr, tokens, heads, head_dim, 2 * half, neox, cos.ptr, sin.ptr, n_pos, first, y.ptr
         )
-        if code:
-            _check(code, "rope")
         return y
 
     def rope_tables(
@@ -245,19 +244,46 @@ class NativeBackend(Backend):
     ) -> tuple[CTensor, CTensor]:
         cos, sin = (self.zeros((n, rot // 2)) for _ in range(2))
         divisors = ffi.NULL if factors is None else ffi.new("float[]", [float(f) for f in factors])
-        _check(lib.pi_rope_table(first, n, rot, base, scale, divisors, cos.ptr, sin.ptr), "rope_table")
+        code = lib.pi_rope_table(first, n, rot, base, scale, divisors, cos.ptr, sin.ptr)
+        if code:
+            _fail(code, lib.pi_rope_table)
         return cos, sin
 
-    # ---- copies: no arithmetic, so NumPy serves ----------------------------------------------------------------
+    # ---- attention -----------------------------------------------------------------------------------------
+
+    def fused_attention(self, q: CTensor, view: KVBufferView, n_heads: int, scale: float) -> CTensor:
+        y = self._new(q.shape)
+        self._call(lib.pi_attention, q.ptr, q.shape[0], n_heads, _handle(view), scale, y.ptr)
+        return y
+
+    def kv_write(self, view: KVBufferView, k: CTensor, v: CTensor) -> None:
+        self._call(lib.pi_kv_write, _handle(view), k.ptr, v.ptr, k.shape[0])
+        view.length += k.shape[0]
+
+    def narrow_f16(self, x: CTensor) -> CTensor:
+        y = self.zeros(x.shape, "f16")
+        self._call(lib.pi_narrow_f16, x.ptr, x.array.size, y.ptr)
+        return y
+
+    # ---- one rounding or none to an element: NumPy serves ----------------------------------------------------
+
+    def scale(self, x: CTensor, factor: float, *, divide: bool = False) -> CTensor:
+        return self.tensor((np.divide if divide else np.multiply)(x.array, np.float32(factor)))
+
+    def add_scalar(self, x: CTensor, c: float) -> CTensor:
+        return self.tensor(x.array + np.float32(c))
+
+    def rsqrt_elem(self, x: CTensor) -> CTensor:
+        return self.tensor(np.float32(1) / np.sqrt(x.array))
 
     def transpose_2d(self, x: CTensor) -> CTensor:
         return self.tensor(x.array.T)
 
     def broadcast_row_scalars(self, x: CTensor, cols: int) -> CTensor:
-        return self._wrap(np.repeat(x.array, cols, axis=1))
+        return self.tensor(np.repeat(x.array, cols, axis=1))
 
     def repeat_row_as_matrix(self, x: CTensor, rows: int) -> CTensor:
-        return self._wrap(np.repeat(x.array, rows, axis=0))
+        return self.tensor(np.repeat(x.array, rows, axis=0))
 
     def reshape_data(self, x: CTensor, shape: tuple[int, ...]) -> CTensor:
         return self.tensor(x.array.reshape(shape))
@@ -266,33 +292,14 @@ class NativeBackend(Backend):
         return self.tensor(x.array[:, first : first + cols])
 
     def copy_2d_into_cols(self, out: CTensor, x: CTensor, first: int) -> None:
+        self._not_replayable()
         out.array[:, first : first + x.shape[1]] = x.array
 
     def copy_rows_2d(self, x: CTensor, first: int, rows: int) -> CTensor:
         return self.tensor(x.array[first : first + rows])
 
     def concat_dim0(self, a: CTensor, b: CTensor) -> CTensor:
-        return self._wrap(np.concatenate([a.array, b.array]))
-
-    def narrow_f16(self, x: CTensor) -> CTensor:
-        y = self.zeros(x.shape, "f16")
-        _check(lib.pi_narrow_f16(self.ctx, x.ptr, x.array.size, y.ptr), "narrow_f16")
-        return y
-
-    # ---- attention -----------------------------------------------------------------------------------------
-
-    def fused_attention(self, q: CTensor, view: KVBufferView, n_heads: int, scale: float) -> CTensor:
-        y = self._new(q.shape)
-        code = lib.pi_attention(self.ctx, q.ptr, q.shape[0], n_heads, _handle(view), scale, y.ptr)
-        if code:
-            _check(code, "attention")
-        return y
-
-    def kv_write(self, view: KVBufferView, k: CTensor, v: CTensor) -> None:
-        code = lib.pi_kv_write(self.ctx, _handle(view), k.ptr, v.ptr, k.shape[0])
-        if code:
-            _check(code, "kv_write")
-        view.length += k.shape[0]
+        return self.tensor(np.concatenate([a.array, b.array]))
 
 
 def _handle(view: KVBufferView) -> Any:
@@ -310,11 +317,11 @@ def _handle(view: KVBufferView) -> Any:
     return h
 
 
-def _check(code: int, op: str) -> None:
+def _fail(code: int, function: Any) -> None:
+    op = function.__name__.removeprefix("pi_")
     if code == lib.PI_ENOMEM:
         raise MemoryError(f"{op}: out of memory")
-    if code:
-        raise ValueError(f"{op}: the C library {ERRORS.get(code, f'failed with code {code}')}")
+    raise ValueError(f"{op}: the C library refused its arguments (code {code})")
 
 
 def _text(c_string: Any) -> str:

@@ -19,6 +19,7 @@ from .positional import PositionalCache
 class Cache(Protocol):
     kind: str
     capacity: int
+    views: list[KVBufferView] | None  # of the layers, if they keep their memory from token to token
 
     @property
     def length(self) -> int: ...

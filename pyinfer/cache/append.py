@@ -10,6 +10,7 @@ class AppendCache:
     """Claims only what it holds, and copies all of it for each new token."""
 
     kind = "append"
+    views = None
 
     def __init__(self, ops: Backend, config: Config, capacity: int, dtype: str) -> None:
         self.ops, self.config, self.capacity, self.dtype = ops, config, capacity, dtype

@@ -20,17 +20,17 @@ class PositionalCache:
             v = ops.zeros((heads, tiles * TILE, dim), dtype)
             return KVBufferView(k, v, "tiles", dtype, heads, dim, 0, tiles * TILE)
 
-        self.layers = [layer() for _ in range(config.n_layers)]
+        self.views = [layer() for _ in range(config.n_layers)]
 
     @property
     def length(self) -> int:
-        return self.layers[-1].length
+        return self.views[-1].length
 
     def update_in_place(self, layer: int, k: Tensor, v: Tensor) -> KVBufferView:
-        view = self.layers[layer]
+        view = self.views[layer]
         self.ops.kv_write(view, k, v)
         return view
 
     def truncate(self, length: int) -> None:
-        for view in self.layers:
+        for view in self.views:
             view.length = min(view.length, length)

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -181,7 +182,9 @@ def report(model: "pyinfer.Model") -> str:
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+    """Indented, but a list of numbers on one line."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print(re.sub(r"\[\n\s*[-\d.,e+\s]+\n\s*\]", lambda m: re.sub(r"\s*\n\s*", " ", m[0]).replace("[ ", "[").replace(" ]", "]"), text), flush=True)
 
 
 def say(line: str) -> None:

@@ -29,13 +29,13 @@ class Decoder(Protocol):
 def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
     """Checks the file and packs its weights for the backend. Raises ModelError naming what is at fault.
 
-    progress: a bar on stderr, when it takes longer than half a second.
+    progress: a bar on stderr, if that is a terminal, when it takes longer than half a second.
     """
     config = Config.from_gguf(file)
     tensors, factors = {}, None
     total = sum(t.nbytes for t in file.tensors.values())
     with tqdm(
-        total=total, desc="packing weights", unit="B", unit_scale=True, delay=0.5, leave=False, disable=not progress
+        total=total, desc="packing weights", unit="B", unit_scale=True, delay=0.5, leave=False, disable=None if progress else True
     ) as bar:
         for name, info in file.tensors.items():
             data = file.data(name)

@@ -1,0 +1,61 @@
+"""The C calls of one forward pass, kept to be made again.
+
+What changes from token to token: the token ids, the rope position, and the lengths of the caches. The calls keep memory
+of their own: nothing else writes to it between two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _pi
+from .base import KVBufferView
+
+if TYPE_CHECKING:
+    from .native import CTensor, NativeBackend
+
+FreeLists = dict[tuple[int, ...], list[Any]]  # shape -> (array, pointer) pairs not in use
+N_POS, FIRST = 9, 10  # arguments of pi_rope: positions in its tables; the one to start from
+
+
+class Capture:
+    """Calls as they are made by one thread. `whole`: nothing happened outside of them."""
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+        self.free: FreeLists = {}
+        self.held: list[Any] = []  # what the calls point to and nobody else keeps for sure
+        self.whole = True
+
+
+class Replay:
+    """A captured forward of n tokens over one cache, whose `views` it extends."""
+
+    def __init__(self, ops: NativeBackend, capture: Capture, views: Sequence[KVBufferView], out: CTensor) -> None:
+        self.ops, self.views, self.out = ops, views, out
+        self.memory = capture.free, capture.held
+        self.calls = [(function, list(args)) for function, args in capture.calls]
+        lib = _pi.lib
+        (self.ids,) = (args[1] for function, args in self.calls if function is lib.pi_gather_rows)
+        self.ropes = [args for function, args in self.calls if function is lib.pi_rope]
+        self.positions = min(args[N_POS - 1] for args in self.ropes)
+
+    def run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The logits (n, n_vocab) of as many tokens as were captured."""
+        start, ctx = self.views[0].length, self.ops.ctx
+        self.ids[0 : len(tokens)] = tokens
+        for args in self.ropes:
+            args[FIRST - 1] = start
+        for view in self.views:
+            view.handle.length = start
+        for function, args in self.calls:
+            if function(ctx, *args):
+                raise ValueError(f"{function.__name__}: the C library refused to run again what it ran before")
+        for view in self.views:
+            view.length += len(tokens)
+        return self.out.array.copy()
