@@ -19,10 +19,13 @@ from .positional import PositionalCache
 class Cache(Protocol):
     kind: str
     capacity: int
-    views: list[KVBufferView] | None  # of the layers, if they keep their memory from token to token
 
     @property
     def length(self) -> int: ...
+
+    @property
+    def views(self) -> list[KVBufferView] | None:
+        """Of the layers, if they keep their memory from token to token."""
 
     def update_in_place(self, layer: int, k: Tensor, v: Tensor) -> KVBufferView: ...
 
