@@ -44,7 +44,8 @@ Measure = Callable[[Callable[[], Any], float, str], None]
 
 @pytest.fixture
 def measure(benchmark: Any, level: str, request: pytest.FixtureRequest) -> Measure:
-    """measure(run, work, unit): times run(), and notes its rate in the fastest round: work, in units of 1e9, per second.
+    """measure(run, work, unit): times run(), and notes its rate in the fastest round: work, in units of 1e9,
+    per second.
 
     The fastest, because whatever else the machine does can only make a round slower.
     """

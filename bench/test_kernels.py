@@ -2,8 +2,8 @@
 
     pytest bench/ --benchmark-only [--threads N] [-k matmul]
 
-The shapes are those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of models with 16 and 8 heads of 128.
-`extra_info` of a benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
+The shapes are those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of models with 16 and 8 heads of
+128. `extra_info` of a benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def kv_view(ops: NativeBackend, layout: str, dtype: str, n_kv: int, dim: int, le
 @pytest.mark.parametrize("tokens", [128, 1], ids=[f"prefill128x{ROWS}x{COLS}", f"decode1x{ROWS}x{COLS}"])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_1", "F16", "F32"])
 def test_matmul(measure: Measure, ops: NativeBackend, type: str, tokens: int) -> None:
-    """x (tokens, 576) times a weight (1536, 576): once with many tokens, and for one token through many weights."""
+    """x (tokens, 576) times a weight (1536, 576): once with many tokens, and for one token through many
+    weights.
+    """
     x, weights = ops.tensor(values(tokens, COLS)), cold_weights(type)
     if tokens > 1:
         measure(lambda: ops.matmul(x, weights[0]), tokens * ROWS * COLS, "GMAC/s")

@@ -7,4 +7,5 @@ from pyinfer import backend
 
 
 def pytest_report_header() -> str:
-    return f"pyinfer: {Path(pyinfer.__file__).parent}, level {backend.create('simd').level}, numerics {pyinfer.NUMERICS}"
+    level = backend.create("simd").level
+    return f"pyinfer: {Path(pyinfer.__file__).parent}, level {level}, numerics {pyinfer.NUMERICS}"
