@@ -1,4 +1,6 @@
-"""Builds the C library as one cffi extension (csrc/ffi.py); everything else about the package is in pyproject.toml."""
+"""Builds the C library as one cffi extension (csrc/ffi.py); everything else about the package is in
+pyproject.toml.
+"""
 
 from setuptools import setup
 

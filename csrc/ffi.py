@@ -1,7 +1,8 @@
-"""The cffi builder of `pyinfer._pi`: api.h is both compiled and read as declarations, every C file here is globbed.
+"""The cffi builder of `pyinfer._pi`: api.h is both compiled and read as declarations, every C file here is
+globbed.
 
-One set of flags for all files; what needs more than the baseline CPU says so in its source (pi.h, target regions).
-PYINFER_CFLAGS adds flags, for development: -Werror, -O0, sanitizers.
+One set of flags for all files; what needs more than the baseline CPU says so in its source (pi.h, target
+regions). PYINFER_CFLAGS adds flags, for development: -Werror, -O0, sanitizers.
 """
 
 import os

@@ -35,7 +35,13 @@ def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
     tensors, factors = {}, None
     total = sum(t.nbytes for t in file.tensors.values())
     with tqdm(
-        total=total, desc="packing weights", unit="B", unit_scale=True, delay=0.5, leave=False, disable=None if progress else True
+        total=total,
+        desc="packing weights",
+        unit="B",
+        unit_scale=True,
+        delay=0.5,
+        leave=False,
+        disable=None if progress else True,
     ) as bar:
         for name, info in file.tensors.items():
             data = file.data(name)
