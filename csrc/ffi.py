@@ -15,6 +15,7 @@ CSRC = Path("csrc")
 CFLAGS = [
     "-std=gnu11",
     "-O3",
+    "-g0",  # Python asks for debug information, which doubles the time and the size
     "-Wall",
     "-Wextra",
     "-Wno-unknown-pragmas",
