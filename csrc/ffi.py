@@ -1,7 +1,8 @@
-"""The cffi builder of `pyinfer._pi`: api.h is both compiled and read as declarations, every C file here is globbed.
+"""The cffi builder of `pyinfer._pi`: api.h is both compiled and read as declarations, every C file here is
+globbed.
 
-One set of flags for all files; what needs more than the baseline CPU says so in its source (pi.h, target regions).
-PYINFER_CFLAGS adds flags, for development: -Werror, -O0, sanitizers.
+One set of flags for all files; what needs more than the baseline CPU says so in its source (pi.h, target
+regions). PYINFER_CFLAGS adds flags, for development: -Werror, -O0, sanitizers.
 """
 
 import os
@@ -14,6 +15,7 @@ CSRC = Path("csrc")
 CFLAGS = [
     "-std=gnu11",
     "-O3",
+    "-g0",  # Python asks for debug information, which doubles the time and the size
     "-Wall",
     "-Wextra",
     "-Wno-unknown-pragmas",

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """NumPy, tokenizers and the C library are imported when first needed, so that `pyinfer --help` is quick."""
+    """NumPy, tokenizers and the C library are imported when needed, so that `pyinfer --help` is quick."""
     if name == "backends":
         from .backend import backends
 

@@ -28,9 +28,10 @@ DEFAULT_CONTEXT = 8192  # tokens at most unless told: models say 131,072 and mor
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A step of a stream. `text` is what may be shown now: it can lag behind `token`, which is None in a last chunk that only
-    brings held-back text. `logprob` is the natural log of the token's probability under the model. `finish_reason` is None but
-    in the last chunk: "stop" (the model ended, or a stop string came) or "length" (max_tokens, or the context is full).
+    """A step of a stream. `text` is what may be shown now: it can lag behind `token`, which is None in a last
+    chunk that only brings held-back text. `logprob` is the natural log of the token's probability under the
+    model. `finish_reason` is None but in the last chunk: "stop" (the model ended, or a stop string came) or
+    "length" (max_tokens, or the context is full).
     """
 
     text: str
@@ -41,7 +42,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole answer: its text, the tokens generated (an end-of-text token included), why it ended, and how fast it was."""
+    """A whole answer: its text, the tokens generated (an end-of-text token included), why it ended, and how
+    fast it was.
+    """
 
     text: str
     tokens: list[int]
@@ -86,7 +89,8 @@ def load(
     chunk              tokens of a prompt run at once; None: 512
     progress           show bars on stderr for what takes long
 
-    Of all these only the model and kv_dtype move a logit. Raises FetchError, ModelError, BackendError, InputError.
+    Of all these only the model and kv_dtype move a logit. Raises FetchError, ModelError, BackendError,
+    InputError.
     """
     return Model(resolve(model, progress=progress), backend, threads, kv, kv_dtype, ctx, chunk, progress)
 
@@ -113,7 +117,9 @@ class Model:
             self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
             self.config = self._decoder.config
             if ctx is not None and ctx > self.config.n_ctx_train:
-                raise InputError(f"ctx={ctx}: the model was trained for {self.config.n_ctx_train} tokens at most")
+                raise InputError(
+                    f"ctx={ctx}: the model was trained for {self.config.n_ctx_train} tokens at most"
+                )
             self.path, self.kv, self.kv_dtype, self._chunk = path, kv, kv_dtype, chunk
             self.n_ctx = ctx or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
             self.metrics: Metrics | None = None
@@ -138,7 +144,9 @@ class Model:
         except ChatError:
             return None
 
-    def generate(self, prompt: Prompt, *, max_tokens: int = 128, stop: str | Sequence[str] = (), **sampling: Any) -> Generation:
+    def generate(
+        self, prompt: Prompt, *, max_tokens: int = 128, stop: str | Sequence[str] = (), **sampling: Any
+    ) -> Generation:
         """The whole answer to a prompt, text or token ids. Keywords and errors: see `stream`."""
         steps, metrics = self._stream(prompt, max_tokens, stop, sampling, logprobs=False)
         chunks = list(steps)
@@ -159,8 +167,9 @@ class Model:
         stop        texts that end the answer; neither they nor what follows are given out
         sampling    temperature=0.0 (greedy), top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0, seed=0
 
-        Raises, before anything runs, InputError for a bad value, TypeError for an unknown keyword, ContextOverflowError for a prompt
-        that does not fit, ClosedError; later NonFiniteLogitsError. `metrics` holds the times once the stream has ended or was closed.
+        Raises, before anything runs, InputError for a bad value, TypeError for an unknown keyword,
+        ContextOverflowError for a prompt that does not fit, ClosedError; later NonFiniteLogitsError.
+        `metrics` holds the times once the stream has ended or was closed.
         """
         return self._stream(prompt, max_tokens, stop, sampling, logprobs=True)[0]
 
@@ -174,7 +183,8 @@ class Model:
         tokens, text = self._tokens(prompt), TextStream(self.tokenizer, stop)
         if len(tokens) > self.n_ctx:
             raise ContextOverflowError(
-                f"the prompt has {len(tokens)} tokens and the context holds {self.n_ctx}; shorten it, or give a larger ctx"
+                f"the prompt has {len(tokens)} tokens and the context holds {self.n_ctx}; "
+                "shorten it, or give a larger ctx"
             )
         metrics = Metrics(len(tokens))
         return self._chunks(tokens, max_tokens, text, how, metrics, logprobs), metrics
@@ -198,7 +208,8 @@ class Model:
         yield Chunk(text.flush(), None, None, "length")
 
     def logits(self, tokens: Prompt, *, chunk: int | None = None) -> NDArray[np.float32]:
-        """Logits (n, n_vocab) of every position of a text or of token ids. chunk: tokens run at once; it moves no byte.
+        """Logits (n, n_vocab) of every position of a text or of token ids. chunk: tokens run at once; it
+        moves no byte.
 
         Raises InputError, ContextOverflowError, ClosedError.
         """
@@ -208,10 +219,12 @@ class Model:
         return np.concatenate(list(session.run(self._tokens(tokens), all_logits=True)))
 
     def digest(self, prompt: Prompt, n: int = 0) -> dict[str, Any]:
-        """What to compare between machines and settings: `numerics`, `model_sha256`, the `tokens` of the prompt and of n greedy
-        ones, and `logits_sha256`, over the little-endian float32 logits of every position of `tokens`.
+        """What to compare between machines and settings: `numerics`, `model_sha256`, the `tokens` of the
+        prompt and of n greedy ones, and `logits_sha256`, over the little-endian float32 logits of every
+        position of `tokens`.
 
-        Equal to hashing `logits(tokens)`. Raises InputError, ContextOverflowError, NonFiniteLogitsError, ClosedError.
+        Equal to hashing `logits(tokens)`. Raises InputError, ContextOverflowError, NonFiniteLogitsError,
+        ClosedError.
         """
         file = self._open()
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:

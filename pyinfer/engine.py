@@ -26,10 +26,11 @@ class Session:
         self._step: Replay | None = None  # a forward of one token
 
     def run(self, tokens: Sequence[int], *, all_logits: bool = False) -> Iterator[NDArray[np.float32]]:
-        """Runs tokens in chunks; yields logits (chunk, n_vocab) of each, or only (1, n_vocab) of the very last token.
+        """Runs tokens in chunks; yields logits (chunk, n_vocab) of each, or only (1, n_vocab) of the very
+        last token.
 
-        Raises ContextOverflowError before anything is computed. A run that breaks off, by an error or an interrupt, leaves the
-        cache as after the last whole chunk.
+        Raises ContextOverflowError before anything is computed. A run that breaks off, by an error or an
+        interrupt, leaves the cache as after the last whole chunk.
         """
         kv = self.cache
         if kv.length + len(tokens) > kv.capacity:
@@ -58,7 +59,13 @@ class Session:
 
 
 def generate(
-    session: Session, prompt: Sequence[int], max_tokens: int, how: Sampling, forward_ms: list[float], *, logprobs: bool = False
+    session: Session,
+    prompt: Sequence[int],
+    max_tokens: int,
+    how: Sampling,
+    forward_ms: list[float],
+    *,
+    logprobs: bool = False,
 ) -> Iterator[tuple[int, float | None]]:
     """Yields (token, logprob) until max_tokens or until the context is full; the caller stops it sooner.
 
@@ -78,7 +85,9 @@ def generate(
 
 
 def digest(session: Session, prompt: Sequence[int], n: int) -> tuple[list[int], str]:
-    """Greedy tokens, prompt included, and one sha256 over the little-endian float32 logits of every position of them."""
+    """Greedy tokens, prompt included, and one sha256 over the little-endian float32 logits of every position
+    of them.
+    """
     sha, tokens = hashlib.sha256(), list(prompt)
     sampler = Sampler(session.decoder.ops, Sampling(), prompt)
     run: Sequence[int] = prompt
@@ -102,7 +111,9 @@ def check_tokens(tokens: Sequence[int], n_vocab: int) -> list[int]:
     ids = []
     for i, token in enumerate(tokens):
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < n_vocab:
-            raise InputError(f"tokens[{i}] is {token!r}; a token id is a whole number from 0 to {n_vocab - 1}")
+            raise InputError(
+                f"tokens[{i}] is {token!r}; a token id is a whole number from 0 to {n_vocab - 1}"
+            )
         ids.append(int(token))
     if not ids:
         raise InputError("there are no tokens to run; give at least one, or some text")

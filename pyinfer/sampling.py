@@ -1,8 +1,9 @@
 """Picking a token from logits, the same one everywhere.
 
-In order: repeat penalty, top-k, top-p, min-p, temperature, one draw. Greedy is temperature 0: the largest logit, ties to
-the lowest id. Probabilities are the engine's own softmax (csrc/NUMERICS.md), their running sum is float64 from the
-largest down, and the draws are Python's `random.Random(seed).random()`, a stream that is fixed across versions.
+In order: repeat penalty, top-k, top-p, min-p, temperature, one draw. Greedy is temperature 0: the largest
+logit, ties to the lowest id. Probabilities are the engine's own softmax (csrc/NUMERICS.md), their running sum
+is float64 from the largest down, and the draws are Python's `random.Random(seed).random()`, a stream that is
+fixed across versions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to pick: what each field's neutral value is, is its default. Raises InputError for one out of range."""
+    """How to pick: what each field's neutral value is, is its default. Raises InputError for one out of
+    range.
+    """
 
     temperature: float = 0.0
     top_k: int = 0  # keep the k likeliest; 0: all
@@ -62,7 +65,9 @@ class Sampler:
         """A token id, from logits (n_vocab,). Raises NonFiniteLogitsError."""
         if not np.isfinite(logits).all():
             bad = int(np.flatnonzero(~np.isfinite(logits))[0])
-            raise NonFiniteLogitsError(f"the logit of token {bad} is {logits[bad]}: the weights or the input hold no number")
+            raise NonFiniteLogitsError(
+                f"the logit of token {bad} is {logits[bad]}: the weights or the input hold no number"
+            )
         how = self.how
         if how.repeat_penalty != 1.0:
             logits = self._penalised(logits)
@@ -71,7 +76,9 @@ class Sampler:
         return token
 
     def logprob(self, logits: F32, token: int) -> float:
-        """The natural log of the token's probability under the model itself (temperature 1, nothing filtered)."""
+        """The natural log of the token's probability under the model itself (temperature 1, nothing
+        filtered).
+        """
         p = float(self._softmax(logits)[token])
         return math.log(p) if p > 0 else -math.inf
 
@@ -96,7 +103,11 @@ class Sampler:
             ids = ids[keep]
         p = self._softmax(logits[ids] / np.float32(how.temperature)).astype(np.float64)
         total = np.cumsum(p)
-        return int(ids[min(int(np.searchsorted(total, self.random.random() * total[-1], side="right")), len(ids) - 1)])
+        return int(
+            ids[
+                min(int(np.searchsorted(total, self.random.random() * total[-1], side="right")), len(ids) - 1)
+            ]
+        )
 
 
 def _largest(logits: F32, k: int) -> NDArray[np.int64]:

@@ -1,4 +1,5 @@
-"""Derives the constants of exp in binary32: range reduction and polynomial. Needs mpmath; prints `csrc/exp_const.h`.
+"""Derives the constants of exp in binary32: range reduction and polynomial. Needs mpmath; prints
+`csrc/exp_const.h`.
 
     exp(x) = 2^n * e^r,  n = rint(x * LOG2E),  r = x - n * ln 2,  |r| <= ln 2 / 2
     e^r    = 1 + r + r^2 * q(r),  q of degree 4, the Chebyshev fit of (e^r - 1 - r) / r^2

@@ -12,11 +12,12 @@ MAX_THREADS = 256
 
 
 def create(name: str = "auto", threads: int | None = None) -> Backend:
-    """A backend: "reference" (NumPy), "scalar" (plain C), "simd" (the best instruction set), "parallel" (that, on
-    `threads` threads; None: one per physical core). "auto" is parallel.
+    """A backend: "reference" (NumPy), "scalar" (plain C), "simd" (the best instruction set), "parallel"
+    (that, on `threads` threads; None: one per physical core). "auto" is parallel.
 
-    The environment variable PYINFER_CPU forces the instruction-set level of simd and parallel. Raises BackendError for a
-    name or level that is unknown or unavailable, and for a thread count that is out of range.
+    The environment variable PYINFER_CPU forces the instruction-set level of simd and parallel. Raises
+    BackendError for a name or level that is unknown or unavailable, and for a thread count that is out of
+    range.
     """
     if name == "auto":
         name = "parallel"

@@ -1,8 +1,8 @@
 """The ops a model is written in: primitives, and coarse ops whose defaults are made of primitives.
 
-A backend that has the primitives is right; overriding a coarse op (a fusion) may change its speed and nothing else.
-Tensors and weights are the backend's own handles: a tensor has a `shape`, `numpy()` shows its values. Shapes below are
-(rows, columns). What each op computes, to the bit, is in csrc/NUMERICS.md.
+A backend that has the primitives is right; overriding a coarse op (a fusion) may change its speed and nothing
+else. Tensors and weights are the backend's own handles: a tensor has a `shape`, `numpy()` shows its values.
+Shapes below are (rows, columns). What each op computes, to the bit, is in csrc/NUMERICS.md.
 """
 
 from __future__ import annotations
@@ -75,8 +75,12 @@ class Backend(ABC):
         """Which kernel runs each entry of the backend's table."""
         return {}
 
-    def capture(self, forward: Callable[[], Tensor], views: Sequence[KVBufferView]) -> tuple[Tensor, Replay | None]:
-        """Runs forward(), and gives with its result what repeats it for the next token over the same cache, if the backend can."""
+    def capture(
+        self, forward: Callable[[], Tensor], views: Sequence[KVBufferView]
+    ) -> tuple[Tensor, Replay | None]:
+        """Runs forward(), and gives with its result what repeats it for the next token over the same cache,
+        if the backend can.
+        """
         return forward(), None
 
     # ---- primitives ----------------------------------------------------------------------------------------
@@ -156,7 +160,9 @@ class Backend(ABC):
         """cos and sin (n, rot / 2) of positions first..first+n."""
 
     @abstractmethod
-    def apply_rope(self, x: Tensor, cos: Tensor, sin: Tensor, first: int, head_dim: int, neox: bool) -> Tensor:
+    def apply_rope(
+        self, x: Tensor, cos: Tensor, sin: Tensor, first: int, head_dim: int, neox: bool
+    ) -> Tensor:
         """Rotates each head of x (tokens, heads * head_dim) by table rows first..first+tokens."""
 
     def argmax(self, x: Tensor) -> int:
@@ -218,7 +224,7 @@ class Backend(ABC):
             out = row if out is None else self.concat_dim0(out, row)
         return out
 
-    # ---- the cache's memory: moves values, computes none ----------------------------------------------------
+    # ---- the cache's memory: moves values, computes none --------------------------------------------------
 
     def kv_rows(self, view: KVBufferView) -> tuple[Tensor, Tensor]:
         """The keys and values written so far, (length, n_kv_heads * head_dim), widened to float32."""

@@ -1,4 +1,4 @@
-"""How many threads are worth starting: physical cores, within this process's affinity and its cgroups' quota."""
+"""How many threads are worth starting: physical cores, within the affinity and the cgroup quota."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> int:
-    """Whole CPUs that the cgroups, this one and those above it, leave to the process; a large number without one."""
+    """Whole CPUs that the cgroups, this one and those above it, leave to the process; a large number without
+    one.
+    """
     best = 1 << 20
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -63,7 +65,11 @@ def _quota_of(folder: Path) -> int:
 def _performance_cores() -> int:
     try:
         out = subprocess.run(
-            ["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True, check=True, timeout=5
+            ["sysctl", "-n", "hw.perflevel0.physicalcpu"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5,
         )
         return int(out.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):

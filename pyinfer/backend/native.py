@@ -1,8 +1,9 @@
 """The ops over the C library.
 
-An op is one C call on pointers that were cast once; its result is a handle whose memory comes from a free list. Decoding one
-token makes the same calls each time, on the same memory, but for the token and its position: so they are captured once, and
-then only made again (`capture`, `Replay`), which leaves Python some 0.3 us a call.
+An op is one C call on pointers that were cast once; its result is a handle whose memory comes from a free
+list. Decoding one token makes the same calls each time, on the same memory, but for the token and its
+position: so they are captured once, and then only made again (`capture`, `Replay`), which leaves Python some
+0.3 us a call.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def levels() -> dict[str, bool]:
 
 
 def chosen_level() -> str | None:
-    """The level that PYINFER_CPU forces, or None for the best. Raises BackendError for one that cannot run."""
+    """The level that PYINFER_CPU forces, or None for the best; raises BackendError if it cannot run."""
     level = os.environ.get("PYINFER_CPU") or None
     if level is None:
         return None
@@ -78,7 +79,9 @@ class NativeBackend(Backend):
     def __init__(self, name: str, level: str | None, threads: int) -> None:
         ptr = lib.pi_ctx_new(ffi.NULL if level is None else level.encode(), threads)
         if ptr == ffi.NULL:
-            raise BackendError(f"backend {name}: level {level or 'best'} with {threads} threads could not be started")
+            raise BackendError(
+                f"backend {name}: level {level or 'best'} with {threads} threads could not be started"
+            )
         self.name, self.threads = name, threads
         self.ctx = ffi.gc(ptr, lib.pi_ctx_free)
         self.level = _text(lib.pi_ctx_level(ptr))
@@ -106,7 +109,9 @@ class NativeBackend(Backend):
         if capture := self._own_capture():
             capture.whole = False
 
-    def capture(self, forward: Callable[[], CTensor], views: Sequence[KVBufferView]) -> tuple[CTensor, Replay | None]:
+    def capture(
+        self, forward: Callable[[], CTensor], views: Sequence[KVBufferView]
+    ) -> tuple[CTensor, Replay | None]:
         """Runs forward() and keeps its C calls, to be made again for the next token."""
         with self._capturing:
             self._capture = Capture(threading.get_ident())
@@ -273,7 +278,7 @@ class NativeBackend(Backend):
         self._call(lib.pi_narrow_f16, x.ptr, x.array.size, y.ptr)
         return y
 
-    # ---- one rounding or none to an element: NumPy serves ----------------------------------------------------
+    # ---- one rounding or none to an element: NumPy serves -------------------------------------------------
 
     def scale(self, x: CTensor, factor: float, *, divide: bool = False) -> CTensor:
         return self.tensor((np.divide if divide else np.multiply)(x.array, np.float32(factor)))

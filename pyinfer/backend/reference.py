@@ -1,8 +1,9 @@
-"""The order law in NumPy: an independent transcription of csrc/NUMERICS.md, to be read beside it and to test against.
+"""The order law in NumPy: an independent transcription of csrc/NUMERICS.md, to be read beside it and to test
+against.
 
-Only primitives: every coarse op runs its default. Each function works on whole arrays of outputs; the loop that is left
-is the fold. NumPy's elementwise float32 + - * / and sqrt round once, as IEEE-754 says; its reductions and its
-transcendentals are not used.
+Only primitives: every coarse op runs its default. Each function works on whole arrays of outputs; the loop
+that is left is the fold. NumPy's elementwise float32 + - * / and sqrt round once, as IEEE-754 says; its
+reductions and its transcendentals are not used.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ BLOCK = 32
 def fma(a: Any, b: Any, c: Any) -> F32:
     """float32 a * b + c with one rounding.
 
-    The product of two float32 is exact in float64. The sum there is rounded to odd (S. Boldo and G. Melquiond, "When
-    double rounding is odd", 2004): truncated, with the last bit set if anything was lost; so the rounding to float32
-    that follows is as if from the exact value.
+    The product of two float32 is exact in float64. The sum there is rounded to odd (S. Boldo and G.
+    Melquiond, "When double rounding is odd", 2004): truncated, with the last bit set if anything was lost; so
+    the rounding to float32 that follows is as if from the exact value.
     """
     a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
@@ -44,7 +45,7 @@ def fma(a: Any, b: Any, c: Any) -> F32:
         return odd.view(np.float64).astype(f32)
 
 
-# ---- section 2: the fold ------------------------------------------------------------------------------------
+# ---- section 2: the fold ----------------------------------------------------------------------------------
 
 
 def fold(a: F32, b: F32) -> F32:
@@ -63,7 +64,7 @@ def fold_sum(x: F32) -> F32:
     return acc
 
 
-# ---- section 3: weights -------------------------------------------------------------------------------------
+# ---- section 3: weights -----------------------------------------------------------------------------------
 
 
 def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
@@ -80,7 +81,7 @@ def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
 
 @dataclass(frozen=True)
 class Codes:
-    """A quantised matrix: the integer codes (rows, groups, 32), a scale and perhaps a minimum to each group."""
+    """A quantised matrix: the integer codes (rows, groups, 32), a scale, perhaps a minimum, to each group."""
 
     code: NDArray[np.int8]
     s: F32
@@ -130,7 +131,7 @@ def unpack_q8_0(raw: NDArray[np.uint8]) -> Codes:
 
 
 def unpack_q4_1(raw: NDArray[np.uint8]) -> Codes:
-    """Blocks (rows, blocks, 20): f16 d, f16 m, 16 bytes whose low nibbles are codes 0..15, high ones 16..31."""
+    """Blocks (rows, blocks, 20): f16 d, f16 m, 16 bytes whose low nibbles are codes 0..15, high 16..31."""
     nibbles = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], axis=-1).view(np.int8)
     return Codes(nibbles, half(raw[..., :2]), half(raw[..., 2:4]))
 
@@ -142,7 +143,7 @@ UNPACK: dict[int, tuple[int, Callable[[NDArray[np.uint8]], Codes | Floats]]] = {
     T.Q8_0: (34, unpack_q8_0),
 }
 
-# ---- section 4: operations ----------------------------------------------------------------------------------
+# ---- section 4: operations --------------------------------------------------------------------------------
 
 EXP = {
     name: f32(float.fromhex(value))
@@ -239,7 +240,9 @@ def inverse_root(base: float, n: int) -> DD:
 HALF_PI = (float.fromhex("0x1.921fb54442d18p+0"), float.fromhex("0x1.1a62633145c07p-54"))
 
 
-def rope_angles(first: int, n: int, rot: int, base: float, scale: float, factors: F32 | None) -> tuple[F32, F32]:
+def rope_angles(
+    first: int, n: int, rot: int, base: float, scale: float, factors: F32 | None
+) -> tuple[F32, F32]:
     """cos and sin (n, rot / 2)."""
     step, power = inverse_root(base, rot // 2), (1.0, 0.0)
     cos, sin = np.empty((n, rot // 2), f32), np.empty((n, rot // 2), f32)

@@ -1,7 +1,7 @@
 """The C calls of one forward pass, kept to be made again.
 
-What changes from token to token: the token ids, the rope position, and the lengths of the caches. The calls keep memory
-of their own: nothing else writes to it between two of them.
+What changes from token to token: the token ids, the rope position, and the lengths of the caches. The calls
+keep memory of their own: nothing else writes to it between two of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Capture:
 class Replay:
     """A captured forward of n tokens over one cache, whose `views` it extends."""
 
-    def __init__(self, ops: NativeBackend, capture: Capture, views: Sequence[KVBufferView], out: CTensor) -> None:
+    def __init__(
+        self, ops: NativeBackend, capture: Capture, views: Sequence[KVBufferView], out: CTensor
+    ) -> None:
         self.ops, self.views, self.out = ops, views, out
         self.memory = capture.free, capture.held
         self.calls = [(function, list(args)) for function, args in capture.calls]
@@ -55,7 +57,9 @@ class Replay:
             view.handle.length = start
         for function, args in self.calls:
             if function(ctx, *args):
-                raise ValueError(f"{function.__name__}: the C library refused to run again what it ran before")
+                raise ValueError(
+                    f"{function.__name__}: the C library refused to run again what it ran before"
+                )
         for view in self.views:
             view.length += len(tokens)
         return self.out.array.copy()

@@ -10,14 +10,18 @@ from .base import Backend
 
 STORAGE = {"tensor", "zeros", "numpy", "weight", "kernels", "kv_rows"}  # no ops
 NOT_OPS = STORAGE | {"capture"}  # its default runs op by op, so that each is counted
-OPS = [name for name in vars(Backend) if not name.startswith("_") and callable(getattr(Backend, name)) and name not in NOT_OPS]
+OPS = [
+    name
+    for name in vars(Backend)
+    if not name.startswith("_") and callable(getattr(Backend, name)) and name not in NOT_OPS
+]
 
 
 class TracingBackend(Backend):
     """Any backend, with a count of calls to each op in `counts`.
 
-    An op that the backend leaves at its default is not a call to it: the primitives that the default is made of are
-    called through this wrapper, and counted.
+    An op that the backend leaves at its default is not a call to it: the primitives that the default is made
+    of are called through this wrapper, and counted.
     """
 
     def __init__(self, inner: Backend) -> None:

@@ -1,8 +1,8 @@
 """KV caches: what was computed for earlier tokens, per layer.
 
 A cache has `length` and `capacity` in tokens, and one verb: `update_in_place(layer, k, v)` appends rows
-(tokens, n_kv_heads * head_dim) to a layer and returns a view of all its rows. Kinds that store the same dtype give
-the same bytes.
+(tokens, n_kv_heads * head_dim) to a layer and returns a view of all its rows. Kinds that store the same dtype
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from .positional import PositionalCache
 class Cache(Protocol):
     kind: str
     capacity: int
-    views: list[KVBufferView] | None  # of the layers, if they keep their memory from token to token
 
     @property
     def length(self) -> int: ...
+
+    @property
+    def views(self) -> list[KVBufferView] | None:
+        """Of the layers, if they keep their memory from token to token."""
 
     def update_in_place(self, layer: int, k: Tensor, v: Tensor) -> KVBufferView: ...
 

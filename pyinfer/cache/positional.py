@@ -1,4 +1,6 @@
-"""The default cache: memory for `capacity` tokens set aside at once, K in tiles of 16 tokens, written in place."""
+"""The default cache: memory for `capacity` tokens set aside at once, K in tiles of 16 tokens, written in
+place.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,14 @@ def report(model: "pyinfer.Model") -> str:
 def print_json(value: object) -> None:
     """Indented, but a list of numbers on one line."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    print(re.sub(r"\[\n\s*[-\d.,e+\s]+\n\s*\]", lambda m: re.sub(r"\s*\n\s*", " ", m[0]).replace("[ ", "[").replace(" ]", "]"), text), flush=True)
+    print(
+        re.sub(
+            r"\[\n\s*[-\d.,e+\s]+\n\s*\]",
+            lambda m: re.sub(r"\s*\n\s*", " ", m[0]).replace("[ ", "[").replace(" ]", "]"),
+            text,
+        ),
+        flush=True,
+    )
 
 
 def say(line: str) -> None:

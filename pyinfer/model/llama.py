@@ -13,7 +13,9 @@ from .rope import RopeTables
 class Llama:
     """Weights of a GGUF file under their GGUF names, and the forward pass over them."""
 
-    def __init__(self, config: Config, ops: Backend, tensors: Mapping[str, Tensor | Weight], rope: RopeTables) -> None:
+    def __init__(
+        self, config: Config, ops: Backend, tensors: Mapping[str, Tensor | Weight], rope: RopeTables
+    ) -> None:
         c = self.config = config
         self.ops, self.rope, w = ops, rope, tensors
         self.embed = w["token_embd.weight"]

@@ -13,7 +13,9 @@ from .rope import RopeTables
 class Qwen3:
     """Weights of a GGUF file under their GGUF names, and the forward pass over them."""
 
-    def __init__(self, config: Config, ops: Backend, tensors: Mapping[str, Tensor | Weight], rope: RopeTables) -> None:
+    def __init__(
+        self, config: Config, ops: Backend, tensors: Mapping[str, Tensor | Weight], rope: RopeTables
+    ) -> None:
         c = self.config = config
         self.ops, self.rope, w = ops, rope, tensors
         self.embed = w["token_embd.weight"]
@@ -43,8 +45,12 @@ class Qwen3:
             attn_norm, qkv, q_norm, k_norm, attn_output, ffn_norm, gate_up, ffn_down = layer
             h = ops.rms_norm(x, attn_norm, c.rms_eps)
             q, k, v = ops.matmul_many(h, qkv)  # (tokens, heads * head_dim), k and v n_kv_heads * head_dim
-            q = ops.apply_rope(ops.rms_norm_heads(q, q_norm, c.rms_eps), cos, sin, start, c.head_dim, neox=True)
-            k = ops.apply_rope(ops.rms_norm_heads(k, k_norm, c.rms_eps), cos, sin, start, c.head_dim, neox=True)
+            q = ops.apply_rope(
+                ops.rms_norm_heads(q, q_norm, c.rms_eps), cos, sin, start, c.head_dim, neox=True
+            )
+            k = ops.apply_rope(
+                ops.rms_norm_heads(k, k_norm, c.rms_eps), cos, sin, start, c.head_dim, neox=True
+            )
             attention = ops.fused_attention(q, cache.update_in_place(i, k, v), c.n_heads, self.scale)
             x = ops.matmul_add(attention, attn_output, x)
 

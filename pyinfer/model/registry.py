@@ -16,7 +16,7 @@ from .llama import Llama
 from .qwen3 import Qwen3
 from .rope import RopeTables
 
-ARCHITECTURES = {"llama": Llama, "qwen3": Qwen3}
+ARCHITECTURES: dict[str, type[Llama] | type[Qwen3]] = {"llama": Llama, "qwen3": Qwen3}
 
 
 class Decoder(Protocol):
@@ -35,7 +35,13 @@ def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
     tensors, factors = {}, None
     total = sum(t.nbytes for t in file.tensors.values())
     with tqdm(
-        total=total, desc="packing weights", unit="B", unit_scale=True, delay=0.5, leave=False, disable=None if progress else True
+        total=total,
+        desc="packing weights",
+        unit="B",
+        unit_scale=True,
+        delay=0.5,
+        leave=False,
+        disable=None if progress else True,
     ) as bar:
         for name, info in file.tensors.items():
             data = file.data(name)
@@ -44,6 +50,7 @@ def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
             elif len(info.shape) == 1:
                 tensors[name] = ops.tensor(data.view("<f4").astype(np.float32)[None])
             else:
-                tensors[name] = ops.weight(info.type, *info.shape, data)
+                rows, cols = info.shape
+                tensors[name] = ops.weight(info.type, rows, cols, data)
             bar.update(info.nbytes)
     return ARCHITECTURES[config.arch](config, ops, tensors, RopeTables(ops, config, factors))

@@ -1,0 +1,116 @@
+"""Speed of single ops, at every instruction-set level that this machine runs.
+
+    pytest bench/ --benchmark-only [--threads N] [-k matmul]
+
+The shapes are those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of models with 16 and 8 heads of
+128. `extra_info` of a benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from pyinfer.backend.base import KVBufferView
+from pyinfer.backend.native import CTensor, CWeight, NativeBackend
+
+Measure: TypeAlias = Callable[[Callable[[], Any], float, str], None]  # see conftest.py
+pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=5)
+
+ROWS, COLS = 1536, 576
+COLD_BYTES = 128 << 20  # the weights of a model are read once per token: more than the caches keep
+HEADS = {"9q3kv64": (9, 3, 64), "16q8kv128": (16, 8, 128)}
+
+
+@cache
+def values(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+@lru_cache(1)
+def gguf_matrix(type: str) -> NDArray[np.uint8]:
+    return quantize(values(ROWS, COLS), GGMLQuantizationType[type]).view(np.uint8)
+
+
+@lru_cache(1)  # of one type at a time; a packed matrix is the same at every level
+def cold_weights(type: str) -> list[CWeight]:
+    data, packer = gguf_matrix(type), NativeBackend("pack", None, 1)
+    copies = -(-COLD_BYTES // data.nbytes)
+    return [packer.weight(GGMLQuantizationType[type], ROWS, COLS, data) for _ in range(copies)]
+
+
+def kv_view(ops: NativeBackend, layout: str, dtype: str, n_kv: int, dim: int, length: int) -> KVBufferView:
+    capacity = -(-length // 16) * 16
+    shapes = {
+        "tiles": ((n_kv, capacity // 16, dim, 16), (n_kv, capacity, dim)),
+        "rows": ((capacity, n_kv * dim),) * 2,
+    }
+    k, v = (ops.zeros(shape, dtype) for shape in shapes[layout])
+    view = KVBufferView(k, v, layout, dtype, n_kv, dim, 0, capacity)
+    rows: CTensor = ops.tensor(values(length, n_kv * dim))
+    ops.kv_write(view, rows, rows)
+    return view
+
+
+@pytest.mark.parametrize("tokens", [128, 1], ids=[f"prefill128x{ROWS}x{COLS}", f"decode1x{ROWS}x{COLS}"])
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_1", "F16", "F32"])
+def test_matmul(measure: Measure, ops: NativeBackend, type: str, tokens: int) -> None:
+    """x (tokens, 576) times a weight (1536, 576): once with many tokens, and for one token through many
+    weights.
+    """
+    x, weights = ops.tensor(values(tokens, COLS)), cold_weights(type)
+    if tokens > 1:
+        measure(lambda: ops.matmul(x, weights[0]), tokens * ROWS * COLS, "GMAC/s")
+        return
+
+    def decode() -> None:
+        for w in weights:
+            ops.matmul(x, w)
+
+    measure(decode, len(weights) * gguf_matrix(type).nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("shape", [(9, 64, 2048), (9, 2048, 64)], ids=["9x64x2048", "9x2048x64"])
+def test_saxpy(measure: Measure, ops: NativeBackend, shape: tuple[int, int, int]) -> None:
+    """a (m, k) times b (k, n), as rows of saxpy: the scores and the context of 9 heads, unfused."""
+    m, k, n = shape
+    a, b = ops.tensor(values(m, k)), ops.tensor(values(k, n))
+    measure(lambda: ops.matmul(a, b), m * k * n, "GMAC/s")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("layout", ["tiles", "rows"])
+@pytest.mark.parametrize("keys", [511, 2048])
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention(
+    measure: Measure, ops: NativeBackend, heads: str, keys: int, layout: str, dtype: str
+) -> None:
+    """One query over a cache of so many keys."""
+    n_heads, n_kv, dim = HEADS[heads]
+    view, q = kv_view(ops, layout, dtype, n_kv, dim, keys), ops.tensor(values(1, n_heads * dim))
+    measure(lambda: ops.fused_attention(q, view, n_heads, dim**-0.5), 2 * n_heads * dim * keys, "GMAC/s")
+
+
+@pytest.mark.parametrize("shape", [(1, 576), (128, 576)], ids=["1x576", "128x576"])
+def test_rms_norm(measure: Measure, ops: NativeBackend, shape: tuple[int, int]) -> None:
+    x, weight = ops.tensor(values(*shape)), ops.tensor(values(1, shape[1]))
+    measure(lambda: ops.rms_norm(x, weight, 1e-5), 2 * x.array.nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("shape", [(9, 2048)], ids=["9x2048"])
+def test_softmax(measure: Measure, ops: NativeBackend, shape: tuple[int, int]) -> None:
+    x = ops.tensor(values(*shape))
+    measure(lambda: ops.softmax_rows(x), 2 * x.array.nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("shape", [(1, 1536), (128, 1536)], ids=["1x1536", "128x1536"])
+def test_swiglu(measure: Measure, ops: NativeBackend, shape: tuple[int, int]) -> None:
+    gate, up = ops.tensor(values(*shape)), ops.tensor(values(*shape))
+    measure(lambda: ops.swiglu(gate, up), 3 * gate.array.nbytes, "GB/s")
