@@ -174,7 +174,13 @@ class Model:
         return self._stream(prompt, max_tokens, stop, sampling, logprobs=True)[0]
 
     def _stream(
-        self, prompt: Prompt, max_tokens: int, stop: str | Sequence[str], sampling: dict[str, Any], *, logprobs: bool
+        self,
+        prompt: Prompt,
+        max_tokens: int,
+        stop: str | Sequence[str],
+        sampling: dict[str, Any],
+        *,
+        logprobs: bool,
     ) -> tuple[Generator[Chunk, None, None], Metrics]:
         self._open()
         how = Sampling(**sampling)
@@ -190,11 +196,19 @@ class Model:
         return self._chunks(tokens, max_tokens, text, how, metrics, logprobs), metrics
 
     def _chunks(
-        self, tokens: list[int], max_tokens: int, text: TextStream, how: Sampling, metrics: Metrics, logprobs: bool
+        self,
+        tokens: list[int],
+        max_tokens: int,
+        text: TextStream,
+        how: Sampling,
+        metrics: Metrics,
+        logprobs: bool,
     ) -> Generator[Chunk, None, None]:
         self._open()
         self.metrics = metrics
-        steps = engine.generate(self._session(), tokens, max_tokens, how, metrics.per_forward_ms, logprobs=logprobs)
+        steps = engine.generate(
+            self._session(), tokens, max_tokens, how, metrics.per_forward_ms, logprobs=logprobs
+        )
         for token, logprob in steps:
             if token in self.tokenizer.stop_ids:
                 yield Chunk(text.flush(), token, logprob, "stop")

@@ -174,7 +174,9 @@ class NativeBackend(Backend):
 
     def matmul(self, a: CTensor, b: CTensor | CWeight) -> CTensor:
         if isinstance(b, CWeight):
-            return NativeBackend.matmul_many(self, a, (b,))[0]  # by name: `unfused` makes self's the default, over matmul
+            return NativeBackend.matmul_many(self, a, (b,))[
+                0
+            ]  # by name: `unfused` makes self's the default, over matmul
         (m, k), (_, n) = a.shape, b.shape
         y = self._new((m, n))
         self._call(lib.pi_matmul_rows, a.ptr, b.ptr, m, k, n, y.ptr)
