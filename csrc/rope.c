@@ -88,7 +88,7 @@ static void angle(dd frequency, int64_t position, float *cos, float *sin) {
 
 int pi_rope_table(int64_t first, int64_t n, int64_t rot, double base, double scale, const float *factors, float *cos, float *sin) {
     if (first < 0 || n < 0 || n > (int64_t)1 << 32 || first > ((int64_t)1 << 32) - n || rot < 2 || rot % 2 || rot > 4096) return PI_EINVAL;
-    if (!(base > 1.0) || !(base < 0x1p100) || !(scale > 0.0) || isinf(scale) || (n && (!cos || !sin))) return PI_EINVAL;
+    if (!(base > 1.0) || !(base < 0x1p100) || !(scale >= 0x1p-20) || isinf(scale) || (n && (!cos || !sin))) return PI_EINVAL;
     for (int64_t i = 0; factors && i < rot / 2; i++)
         if (!(factors[i] > 0.0f) || isinf(factors[i])) return PI_EINVAL;
     pi_fpenv env = pi_fpenv_get();
