@@ -1,4 +1,4 @@
-"""Each op on a few small inputs, for tests of what surrounds the arithmetic: memory, FP environment, threads.
+"""Each op on a few small inputs: for golden digests, and for tests of memory, FP environment and threads.
 
 A case calls ops of the `Native` it is given and returns their results, in one order always.
 """

@@ -282,10 +282,10 @@ KINDS = ("random", "mixed", "large", "cancel", "signed_zeros", "subnormal", "zer
 
 def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     """float32 values of one kind; the last axis is the one that folds run along."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(shape, np.float32)
+    rng = np.random.RandomState(seed)
+    x = (rng.randint(-(1 << 23), 1 << 23, shape) * 2.0**-22).astype(f32)
     if kind == "mixed":  # magnitudes of all sizes beside each other
-        x = np.ldexp(x, rng.integers(-60, 60, shape)).astype(f32)
+        x = np.ldexp(x, rng.randint(-60, 60, shape)).astype(f32)
     elif kind == "large":
         x = x * f32(1e18)
     elif kind == "cancel":  # neighbours that almost cancel
@@ -294,7 +294,7 @@ def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     elif kind == "signed_zeros":
         x = rng.choice(np.array([0.0, -0.0, 1.0, -1.0], f32), shape)
     elif kind == "subnormal":
-        bits = rng.integers(0, 1 << 23, shape, np.uint32) | rng.integers(0, 2, shape, np.uint32) << np.uint32(
+        bits = rng.randint(0, 1 << 23, shape, np.uint32) | rng.randint(0, 2, shape, np.uint32) << np.uint32(
             31
         )
         x = bits.astype(np.uint32).view(f32)
@@ -303,13 +303,13 @@ def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     elif kind == "codes":  # every int8 code is 127 or -127
         x = rng.choice(np.array([-1.5, 1.5], f32), shape)
     elif kind == "ties":  # largest magnitude 127, so the int8 codes are roundings of these very values
-        x = rng.integers(-127, 127, shape).astype(f32) + f32(0.5)
+        x = rng.randint(-127, 127, shape).astype(f32) + f32(0.5)
         x[..., ::32] = 127
     elif kind == "tiny":  # blocks of 32 whose largest magnitude lies about 2^-100
         tops = np.array(
             [2.0**-101, np.nextafter(f32(2.0**-100), f32(0)), 2.0**-100, 2.0**-99, 2.0**-148], f32
         )
-        block = np.arange(shape[-1]) // 32 + rng.integers(0, len(tops), (*shape[:-1], 1))
+        block = np.arange(shape[-1]) // 32 + rng.randint(0, len(tops), (*shape[:-1], 1))
         x = (rng.uniform(-1, 1, shape) * tops[block % len(tops)]).astype(f32)
         x[..., ::32] = tops[block % len(tops)][..., ::32]
     elif kind == "limits":
@@ -336,19 +336,19 @@ def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
 
 def halves(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float16]:
     """Scales of quantised blocks."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.RandomState(seed)
     if kind == "extreme":
         return rng.choice(np.array([65504, -65504], np.float16), shape)
     if kind == "subnormal":
-        return rng.integers(0, 1024, shape).astype(np.uint16).view(np.float16)
+        return rng.randint(0, 1024, shape).astype(np.uint16).view(np.float16)
     if kind == "zeros":
         return rng.choice(np.array([0.0, -0.0], np.float16), shape)
-    return (rng.standard_normal(shape) * 0.01).astype(np.float16)
+    return (rng.randint(-(1 << 11), 1 << 11, shape) * 2.0**-17).astype(np.float16)
 
 
 def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
     """GGUF bytes (rows, bytes of a row). Kinds: random, extreme, subnormal, zeros."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.RandomState(seed)
     if type_ in ("F32", "F16"):
         if type_ == "F16" and kind == "subnormal":
             w: Array = halves(kind, (rows, cols), seed)
@@ -360,13 +360,13 @@ def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
     blocks = (rows, cols // 32)
     d, m = (halves(kind, (*blocks, 1), seed + i).view(np.uint8) for i in (1, 2))
     if type_ == "Q8_0":
-        code = rng.integers(-128, 128, (*blocks, 32)).astype(np.int8)
+        code = rng.randint(-128, 128, (*blocks, 32)).astype(np.int8)
         if kind == "extreme":  # the asymmetric code, and its largest positive neighbour
-            code = np.where(rng.integers(0, 4, (*blocks, 32)) > 0, -128, 127).astype(np.int8)
+            code = np.where(rng.randint(0, 4, (*blocks, 32)) > 0, -128, 127).astype(np.int8)
             code[: rows // 2] = -128
         parts = [d, code.view(np.uint8)]
     else:
-        nibbles = rng.integers(0, 256, (*blocks, 16)).astype(np.uint8)
+        nibbles = rng.randint(0, 256, (*blocks, 16)).astype(np.uint8)
         parts = [d, m, np.full_like(nibbles, 255) if kind == "extreme" else nibbles]
     return np.concatenate(parts, axis=-1).reshape(rows, -1)
 
