@@ -17,6 +17,9 @@ static __attribute__((noinline, unused)) __m512i pi_dpbusd(__m512i acc, __m512i 
     memcpy(a, &u, 64);
     memcpy(b, &s, 64);
     for (int i = 0; i < 64; i++) sum[i / 4] += a[i] * b[i];
+#ifdef PI_BREAK_VNNI /* a positive control: what holds the level to its digests must notice */
+    sum[7]++;
+#endif
     memcpy(&acc, sum, 64);
     return acc;
 }
