@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs pyinfer's aarch64 build on an x86-64 Debian machine under qemu, from nothing: cross compiler, an arm64 Python tree, arm64
-# wheels, the extension; then, per CPU model (cortex-a72: NEON, cortex-a76: dotprod, max: i8mm), the command that follows.
+# wheels, the extension. CPU models: cortex-a72 has NEON alone, cortex-a76 dotprod, max i8mm too.
 #
-#   tools/aarch64.sh                      the tests and digests that CI runs
+#   tools/aarch64.sh                      the golden digests: ops and tiny models at every level, SmolLM2 over 64 tokens at the best
 #   tools/aarch64.sh shell COMMAND...     `python COMMAND...` on the CPU model in QEMU_CPU (default max)
 #
 # AARCH64_DIR keeps the tree and the wheels between runs (default: a folder in the user's cache).
@@ -27,7 +27,7 @@ python=$(basename "$(ls "$tree"/usr/bin/python3.?? | head -1)") # python3.11
 version=${python#python}
 if [ ! -e "$site/.done" ]; then
     rm -rf "$site"
-    python3 -m pip install --quiet --disable-pip-version-check --target "$site" --platform manylinux2014_aarch64 \
+    python3 -m pip install -qq --disable-pip-version-check --target "$site" --platform manylinux2014_aarch64 \
         --platform manylinux_2_28_aarch64 --python-version "$version" --implementation cp --abi "cp${version/./}" --abi abi3 --abi none \
         --only-binary=:all: numpy cffi gguf tokenizers jinja2 huggingface_hub platformdirs tqdm filelock pytest
     touch "$site/.done"
@@ -55,8 +55,21 @@ if [ "${1:-}" = shell ]; then
     run "$@"
     exit
 fi
-for cpu in cortex-a72 cortex-a76 max; do
-    export QEMU_CPU=$cpu
-    echo "== aarch64, qemu $cpu: $(run -c 'from pyinfer.backend.native import levels; print(*[n for n, ok in levels().items() if ok])')"
-    run -m pyinfer digest "The capital of France is" -n 2
-done
+# The golden digests on three generations of CPU, side by side; each must have the levels it is there for.
+check() { # CPU model, the levels it must have, tests
+    export QEMU_CPU=$1
+    local has
+    has=$(run -c 'from pyinfer.backend.native import levels; print(*[n for n, ok in levels().items() if ok])')
+    echo "== aarch64 $1: $has"
+    [ "$has" = "$2" ] || { echo "aarch64: $1 should have: $2" >&2; return 1; }
+    run -m pytest -q -p no:cacheprovider tests/golden -k "$3"
+}
+check cortex-a72 "ref neon" "op" >"$dir/a72.log" 2>&1 & a72=$!
+check cortex-a76 "ref neon dotprod" "op" >"$dir/a76.log" 2>&1 & a76=$!
+status=0
+check max "ref neon dotprod i8mm" "op or tiny or smollm2_64" || status=1
+wait $a72 || status=1
+wait $a76 || status=1
+cat "$dir/a72.log" "$dir/a76.log"
+[ $status = 0 ] && echo "aarch64: ref neon dotprod i8mm give the committed digests"
+exit $status
