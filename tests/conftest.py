@@ -1,11 +1,25 @@
-"""Says in the head of every test run which pyinfer is tested, and at which instruction-set level."""
+"""Which pyinfer is tested: said in the head of every run, and the one that child processes find too."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import pyinfer
 from pyinfer import backend
 
+FOLDER = Path(pyinfer.__file__).parent
+
 
 def pytest_report_header() -> str:
-    level = backend.create("simd").level
-    return f"pyinfer: {Path(pyinfer.__file__).parent}, level {level}, numerics {pyinfer.NUMERICS}"
+    return f"pyinfer: {FOLDER}, level {backend.create('simd').level}, numerics {pyinfer.NUMERICS}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def children_find_the_same(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Not at the top of the repository: there `python -c` takes its pyinfer, which is not compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("empty"))
+        patch.setenv("PYTHONPATH", str(FOLDER.parent), prepend=os.pathsep)
+        yield

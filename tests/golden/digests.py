@@ -1,7 +1,8 @@
-"""What every machine must compute: sha256 of each op's results and of whole models' logits, by numerics version.
+"""What every machine must compute: sha256 of each op's results and of whole models' logits, by numerics
+version.
 
-`python tests/golden/digests.py` (in an environment with pyinfer, PYTHONPATH=tests) writes digests.json anew, by the plain C
-kernels. That a digest moves means a new numerics version, or a bug.
+`python tests/golden/digests.py` (in an environment with pyinfer, PYTHONPATH=tests) writes digests.json anew,
+by the plain C kernels. That a digest moves means a new numerics version, or a bug.
 """
 
 from __future__ import annotations
