@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# The kernel check under the address, undefined-behaviour and thread sanitizers of gcc: any report fails.
+# In an environment with pyinfer's dependencies and pytest. Arguments: the tests for the first two (all of tests/kernels).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+top=$PWD
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+sanitized() { # name, libraries to load first, flags, tests...
+    local name=$1 libraries=$2 flags=$3 preload="" library
+    shift 3
+    mkdir -p "$tmp/$name"
+    cp -r pyinfer "$tmp/$name/"
+    rm -f "$tmp/$name"/pyinfer/_pi*.so
+    PYINFER_CFLAGS="-O1 -g -fno-omit-frame-pointer $flags" \
+        python setup.py -q build_ext --build-lib "$tmp/$name" --build-temp "$tmp/$name.o" >"$tmp/$name.log" 2>&1 ||
+        { cat "$tmp/$name.log"; exit 1; }
+    for library in $libraries; do preload+="$(gcc -print-file-name="$library") "; done
+    echo "== $name"
+    (cd "$tmp" && LD_PRELOAD=$preload PYTHONPATH=$tmp/$name:$top/tests PYTHONMALLOC=malloc \
+        ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+        python -m pytest -q -p no:cacheprovider --import-mode=importlib --rootdir "$top" -c "$top/pyproject.toml" "$@") ||
+        { echo "sanitize: $name found something" >&2; exit 1; }
+}
+kernels=$top/tests/kernels
+# (The tests that cross a fence on purpose would be reported as what they are.)
+sanitized address "libasan.so libubsan.so" "-fsanitize=address,undefined -fno-sanitize-recover=all" \
+    "${@:-$kernels}" -k "not fence"
+sanitized thread libtsan.so "-fsanitize=thread" "$kernels/test_pool.py"
