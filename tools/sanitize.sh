@@ -24,7 +24,8 @@ sanitized() { # name, libraries to load first, flags, tests...
         { echo "sanitize: $name found something" >&2; exit 1; }
 }
 kernels=$top/tests/kernels
-# (The tests that cross a fence on purpose would be reported as what they are.)
+# Without AVX2, for time: its kernels are AVX-512's sources in narrower vectors. Tests that cross a fence on purpose would be reported.
 sanitized address "libasan.so libubsan.so" "-fsanitize=address,undefined -fno-sanitize-recover=all" \
-    "${@:-$kernels}" -k "not fence"
+    "${@:-$kernels}" -k "not fence and not [avx2"
 sanitized thread libtsan.so "-fsanitize=thread" "$kernels/test_pool.py"
+echo "sanitize: no finding"

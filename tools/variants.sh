@@ -51,3 +51,4 @@ if grep -qw avx512bw /proc/cpuinfo && ! grep -qw avx512_vnni /proc/cpuinfo; then
     same vnni-emulated gcc -include "$top/tests/kernels/emulate_vnni.h"
     different vnni-broken gcc -DPI_BREAK_VNNI -include "$top/tests/kernels/emulate_vnni.h"
 fi
+echo "variants: all as they should be"
