@@ -33,7 +33,7 @@ from pyinfer.gguf_file import GGUFFile
 from pyinfer.model import registry
 
 LEVELS = [level for level, runs in native.levels().items() if runs]
-COARSE = tuple(sorted(set(OPS) - Backend.__abstractmethods__ - {"argmax"}))
+COARSE = tuple(sorted(set(OPS) - Backend.__abstractmethods__))
 PROMPT, STEPS = 23, 4  # tokens run at once, and one by one behind them
 
 

@@ -165,10 +165,6 @@ class Backend(ABC):
     ) -> Tensor:
         """Rotates each head of x (tokens, heads * head_dim) by table rows first..first+tokens."""
 
-    def argmax(self, x: Tensor) -> int:
-        """The index of the largest value; of equals, the lowest."""
-        return int(np.argmax(self.numpy(x)))
-
     # ---- coarse ops ----------------------------------------------------------------------------------------
 
     def matmul_many(self, x: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
