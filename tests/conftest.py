@@ -1,6 +1,7 @@
 """Which pyinfer is tested: said in the head of every run, and the one that child processes find too."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pyinfer
 from pyinfer import backend
 
 FOLDER = Path(pyinfer.__file__).parent
+
+# A shell that starts the tests in the background has interrupts ignored, and child processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
