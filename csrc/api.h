@@ -2,7 +2,12 @@
  * floating-point environment that it needs; a return of PI_OK is 0, anything else an error code. */
 
 enum { PI_OK = 0, PI_EINVAL = 1, PI_ENOMEM = 2, PI_ETYPE = 3 };
-enum { PI_F32 = 0, PI_F16 = 1, PI_Q4_1 = 3, PI_Q8_0 = 8 }; /* GGUF's own numbers */
+enum { /* GGUF's own numbers */
+    PI_F32 = 0, PI_F16 = 1, PI_BF16 = 30,
+    PI_Q4_0 = 2, PI_Q4_1 = 3, PI_Q5_0 = 6, PI_Q5_1 = 7, PI_Q8_0 = 8,
+    PI_Q2_K = 10, PI_Q3_K = 11, PI_Q4_K = 12, PI_Q5_K = 13, PI_Q6_K = 14,
+    PI_IQ4_NL = 20, PI_IQ4_XS = 23, PI_MXFP4 = 39
+};
 
 typedef struct pi_ctx pi_ctx;       /* a kernel table, worker threads, scratch */
 typedef struct pi_weight pi_weight; /* a packed matrix */
