@@ -36,10 +36,10 @@ int pi_kernel_count(void);
 const char *pi_kernel_name(int i);
 const char *pi_ctx_kernel_level(const pi_ctx *c, int i); /* which level's kernel runs entry i */
 
-/* Weights. `src` is GGUF data, rows * row bytes long. */
-int pi_weight_pack(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *src, int64_t src_bytes, pi_weight **out);
+/* Weights. `src` is GGUF data, rows * row bytes long; unless `pack`, it must outlive the weight. */
+int pi_weight_new(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *src, int64_t src_bytes, int pack, pi_weight **out);
 void pi_weight_free(pi_weight *w);
-int64_t pi_weight_bytes(const pi_weight *w);
+int64_t pi_weight_bytes(const pi_weight *w); /* of the packed copy, or of src */
 int pi_gather_rows(pi_ctx *c, const pi_weight *w, const int32_t *ids, int64_t n, float *y);
 
 /* y_i[t] = w_i x[t] for up to three matrices over the same input rows; w1 and w2 may be NULL. add: NULL, or what is

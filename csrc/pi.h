@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "quant.h"
 
 /* ---- target regions ------------------------------------------------------------------------------------
  * One set of compiler flags builds every file; code for a CPU level stands between PI_BEGIN_x and PI_END,
@@ -38,39 +39,31 @@
 /* Holds a vector in a register here: else gcc regroups integer sums of an unrolled block and spills them all. */
 #define PI_KEEP(v) __asm__("" : PI_VECTOR(v))
 
-/* A matmul kernel from a tile function: R row groups by T tokens, then what is left of the tokens by narrower tiles; a
- * single token takes R1 row groups at once, whose independent folds hide the latency of one. */
-#define PI_TILED(name, tile, R, T, R1) \
-    void name PI_MATMUL_ARGS { \
-        if (t1 - t0 > 1) \
-            for (int64_t g = g0; g < g1; g += R) { \
-                int64_t t = t0; \
-                for (; t + T <= t1; t += T) tile(w, a, g, g1 - 1, t, y, ldy, R, T); \
-                for (; t + 2 <= t1; t += 2) tile(w, a, g, g1 - 1, t, y, ldy, R, 2); \
-                if (t < t1) tile(w, a, g, g1 - 1, t, y, ldy, R, 1); \
-            } \
-        else \
-            for (int64_t g = g0; g < g1; g += R1) tile(w, a, g, g1 - 1, t0, y, ldy, R1, 1); \
+/* A shift by a count that is constant once inlined, but not for a compiler that does not optimise. */
+#define PI_SHIFT(op, v, n) \
+    switch (n) { \
+    case 1: return op(v, 1); \
+    case 2: return op(v, 2); \
+    case 3: return op(v, 3); \
+    case 4: return op(v, 4); \
+    case 5: return op(v, 5); \
+    case 6: return op(v, 6); \
+    default: return v; \
     }
 
-
 /* Groups, tiles and blocks: 16 outputs side by side, 32 inputs to one activation scale. */
-enum { PI_LANES = 16, PI_BLOCK = 32 };
+enum { PI_LANES = 16, PI_BLOCK = 32, PI_SUPER = 256 };
 
-/* ---- packed weights ------------------------------------------------------------------------------------
- * A row group is 16 rows interleaved; the last one is padded with zero rows. Per group, in this order:
- *   F32, F16     [cols][16] values
- *   Q8_0         [cols/32][8][16][4] int8 codes (step j holds codes 4j..4j+3 of each row), [cols/32][16] f16 d
- *   Q4_1         [cols/32][4][16][4] bytes (step j: low nibbles codes 4j.., high nibbles codes 16+4j..),
- *                [cols/32][2][16] f16 d then m
- * so one 64-byte load holds 4 codes of each of the 16 rows, and no kernel needs a horizontal sum. */
+/* ---- weights ------------------------------------------------------------------------------------------
+ * A matrix packed in row groups (quant.h), or, with src set, left where it is in GGUF's own layout: then the driver packs
+ * the few groups that it is about to use, so both run the same kernels. */
 struct pi_weight {
-    int type;
+    const struct pi_weight_type *type;
     int64_t rows, cols;   /* of the matrix: y[rows] = w[rows][cols] x[cols] */
     int64_t groups;       /* ceil(rows / 16) */
     int64_t group_bytes;  /* distance between groups */
-    uint8_t *data;        /* 64-byte aligned, in `arena` */
-    size_t bytes;
+    uint8_t *data;        /* 64-byte aligned, in `arena`; or NULL */
+    const uint8_t *src;   /* GGUF's own rows, where data is NULL */
     struct pi_arena *arena;
 };
 
@@ -81,12 +74,13 @@ typedef struct {
     int8_t *q;            /* [rows][cols] */
     int16_t *q16;         /* [rows][cols] q widened, each four in the order 0 2 1 3: levels without a byte dot product */
     float *d;             /* [rows][nb] dx */
-    float *sx;            /* [rows][nb] float(sum q) * dx */
-    int32_t *off;         /* [rows][nb] -128 * sum q: corrects codes shifted to unsigned */
+    float *sum[2];        /* [rows][nb] sum of q over the block; [rows][nb][2] over its halves */
+    float *sx[2];         /* the same sums times dx */
+    int32_t *off;         /* [rows][nb] -128 * sum of q: corrects codes shifted to unsigned */
 } pi_act;
 
 /* ---- the kernel table ----------------------------------------------------------------------------------
- * PI_KERNELS lists every entry once; the struct, the names and the completeness check derive from it.
+ * PI_KERNELS(X) lists every entry once (the matmuls through quant.h, so the macro must be called X); the struct, the names and the completeness check derive from it.
  *
  * quantize   one row x[cols] into row `row` of an act
  * matmul_T   row groups g0..g1 times rows t0..t1 of an act: y[t * ldy + n], n < rows
@@ -101,12 +95,11 @@ typedef struct {
     (const float *q, int64_t ldq, int heads, const T *k, int64_t n, int64_t dim, float scale, float *s, int64_t lds)
 #define PI_CONTEXT_ARGS(T) \
     (const float *p, int64_t ldp, int heads, const T *v, int64_t n, int64_t dim, float *out, int64_t ldo)
+#define PI_MATMUL_ENTRY(stem, ...) X(matmul_##stem, PI_MATMUL_ARGS)
 #define PI_KERNELS(X) \
     X(quantize, (const float *x, const pi_act *a, int64_t row)) \
-    X(matmul_f32, PI_MATMUL_ARGS) \
-    X(matmul_f16, PI_MATMUL_ARGS) \
-    X(matmul_q8_0, PI_MATMUL_ARGS) \
-    X(matmul_q4_1, PI_MATMUL_ARGS) \
+    PI_FLOAT(PI_MATMUL_ENTRY) \
+    PI_QUANTISED(PI_MATMUL_ENTRY) \
     X(saxpy, (float *y, const float *x, float a, int64_t n)) \
     X(scores_f32, PI_SCORES_ARGS(float)) \
     X(scores_f16, PI_SCORES_ARGS(uint16_t)) \
@@ -190,6 +183,16 @@ PI_INLINE uint32_t pi_bits_of_f32(float f) {
     uint32_t u;
     memcpy(&u, &f, 4);
     return u;
+}
+
+PI_INLINE float pi_f32_of_bf16(uint16_t h) { return pi_f32_of_bits((uint32_t)h << 16); }
+
+/* What a quantised block of activations keeps beside its codes: dx, and the sums of the codes of its two halves. */
+PI_INLINE void pi_act_scales(const pi_act *a, int64_t at, float dx, int32_t low, int32_t high) {
+    a->d[at] = dx;
+    a->off[at] = -128 * (low + high);
+    a->sum[0][at] = (float)(low + high), a->sum[1][2 * at] = (float)low, a->sum[1][2 * at + 1] = (float)high;
+    a->sx[0][at] = (float)(low + high) * dx, a->sx[1][2 * at] = (float)low * dx, a->sx[1][2 * at + 1] = (float)high * dx;
 }
 
 /* binary16 <-> binary32 in integers: no compiler on the list lacks them, no FTZ setting reaches them. */

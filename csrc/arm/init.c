@@ -5,10 +5,9 @@
 #define X(name, args) void pi_##name##_neon args;
 PI_KERNELS(X)
 #undef X
-void pi_matmul_q8_0_dotprod PI_MATMUL_ARGS;
-void pi_matmul_q4_1_dotprod PI_MATMUL_ARGS;
-void pi_matmul_q8_0_i8mm PI_MATMUL_ARGS;
-void pi_matmul_q4_1_i8mm PI_MATMUL_ARGS;
+#define X(stem, ...) void pi_matmul_##stem##_dotprod PI_MATMUL_ARGS, pi_matmul_##stem##_i8mm PI_MATMUL_ARGS;
+PI_QUANTISED(X)
+#undef X
 
 void pi_init_neon(pi_table *t) {
 #define X(name, args) PI_SET(t, name, neon);
@@ -17,13 +16,15 @@ void pi_init_neon(pi_table *t) {
 }
 
 void pi_init_dotprod(pi_table *t) {
-    PI_SET(t, matmul_q8_0, dotprod);
-    PI_SET(t, matmul_q4_1, dotprod);
+#define X(stem, ...) PI_SET(t, matmul_##stem, dotprod);
+    PI_QUANTISED(X)
+#undef X
 }
 
 void pi_init_i8mm(pi_table *t) {
-    PI_SET(t, matmul_q8_0, i8mm);
-    PI_SET(t, matmul_q4_1, i8mm);
+#define X(stem, ...) PI_SET(t, matmul_##stem, i8mm);
+    PI_QUANTISED(X)
+#undef X
 }
 
 #endif

@@ -1,12 +1,18 @@
-/* Matmul by sdot: four products of signed bytes into the int32 lane of their row. */
-#include "matmul_dotprod.h"
+/* Matmul by sdot. */
+#include "../pi.h"
 #if PI_ARM
 
-PI_BEGIN(PI_DOTPROD)
 #define LEVEL(name) name##_dotprod
-#define TOKENS 3
-#define SUMS_Q4_1 sums_q4_1_sdot
-#define SUMS_Q8_0 sums_q8_0_sdot
-#include "matmul_arm.h"
+#include "vec_neon.h"
+#include "../simd/strips.h"
+#include "sums.h"
+#include "sdot.h"
+
+PI_BEGIN(DOTPROD)
+#define sums sums_sdot
+#include "../simd/matmul_quant.h"
+#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 4, 3, 4)
+PI_QUANTISED(X)
+#undef X
 PI_END
 #endif

@@ -7,8 +7,10 @@
 #include "../simd/exp.h"
 #include "../simd/elementwise.h"
 #include "../simd/attention.h"
+#include "../simd/strips.h"
 #include "../simd/matmul_float.h"
-PI_TILED(pi_matmul_f32_neon, tile_f32, 1, 4, 2)
-PI_TILED(pi_matmul_f16_neon, tile_f16, 1, 4, 2)
+#define X(type, ...) TILED(LEVEL(pi_matmul_##type), tile_##type, 4, 4, 8)
+PI_FLOAT(X)
+#undef X
 
 #endif

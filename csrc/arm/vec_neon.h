@@ -45,6 +45,38 @@ PI_INLINE vi v_half(vi k) { return vshrq_n_s32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return vsubq_s32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(k, vdupq_n_s32(127)), 23)); }
 
+/* Integers: vi are int32 lanes, vb bytes. */
+typedef uint8x16_t vb;
+PI_INLINE vi v_addi(vi a, vi b) { return vaddq_s32(a, b); }
+PI_INLINE vf v_from_int(vi x) { return vcvtq_f32_s32(x); }
+PI_INLINE vb vb_set1(uint8_t x) { return vdupq_n_u8(x); }
+PI_INLINE vb vb_load(const uint8_t *p) { return vld1q_u8(p); }
+PI_INLINE vb vb_and(vb a, vb b) { return vandq_u8(a, b); }
+PI_INLINE vb vb_or(vb a, vb b) { return vorrq_u8(a, b); }
+PI_INLINE vb vb_shr(vb v, int n) { PI_SHIFT(vshrq_n_u8, v, n); }
+PI_INLINE vb vb_shl(vb v, int n) { PI_SHIFT(vshlq_n_u8, v, n); }
+PI_INLINE vb vb_lookup(const int8_t *table, vb v) { return vqtbl1q_u8(vreinterpretq_u8_s8(vld1q_s8(table)), v); }
+
+/* Scales of 4 rows from bytes. */
+PI_INLINE uint32x4_t v_bytes(const uint8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+}
+PI_INLINE vf v_load_u8(const uint8_t *p) { return vcvtq_f32_u32(v_bytes(p)); }
+PI_INLINE vf v_load_s8(const uint8_t *p) {
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(vreinterpretq_s32_u32(v_bytes(p)), 24), 24));
+}
+PI_INLINE vf v_load_u4(const uint8_t *p, int from) {
+    return vcvtq_f32_u32(vandq_u32(from ? vshrq_n_u32(v_bytes(p), 4) : v_bytes(p), vdupq_n_u32(15)));
+}
+PI_INLINE vf v_load_e8m0(const uint8_t *p) { /* 2^(e - 128); e below 2 gives a subnormal */
+    const uint32x4_t e = v_bytes(p), normal = vshlq_n_u32(vsubq_u32(e, vdupq_n_u32(1)), 23);
+    const uint32x4_t low = vshlq_u32(vdupq_n_u32(0x200000), vreinterpretq_s32_u32(vminq_u32(e, vdupq_n_u32(1))));
+    return vreinterpretq_f32_u32(vbslq_u32(vcltq_u32(e, vdupq_n_u32(2)), low, normal));
+}
+PI_INLINE vf v_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+
 /* The kernels of simd/attention.h name loads by the cache's type. */
 #define v_load_f32 v_load
 #define v_load_n_f32 v_load_n

@@ -130,16 +130,13 @@ void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
         if (amax < 0x1p-100f) amax = 0.0f;
         const vf id = v_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
         int32_t code[PI_BLOCK];
-        uint32_t sum = 0; /* wraps after NaN, else within 32 * 127 */
+        int32_t sum[2] = {0, 0};
         for (int i = 0; i < PI_BLOCK; i += V) v_storei(code + i, v_to_int(v_mul(v_load(xb + i), id)));
-        for (int i = 0; i < PI_BLOCK; i++) sum += (uint32_t)code[i];
         for (int i = 0; i < PI_BLOCK; i++) q[i] = (int8_t)code[i];
+        for (int i = 0; i < PI_BLOCK; i++) sum[i / 16] += q[i];
         for (int i = 0; i < PI_BLOCK; i += 4)
             for (int j = 0; j < 4; j++) q16[i + j] = (int16_t)code[i + (j % 2 * 2 + j / 2)];
-        int64_t at = row * a->nb + b;
-        a->d[at] = amax / 127.0f;
-        a->sx[at] = (float)(int32_t)sum * a->d[at];
-        a->off[at] = (int32_t)(0u - 128u * sum);
+        pi_act_scales(a, row * a->nb + b, amax / 127.0f, sum[0], sum[1]);
     }
     float lane[V], zero = 0.0f;
     v_store(lane, zeros);

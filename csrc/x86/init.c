@@ -5,8 +5,9 @@
 #define X(name, args) void pi_##name##_avx2 args, pi_##name##_avx512 args;
 PI_KERNELS(X)
 #undef X
-void pi_matmul_q8_0_avx512vnni PI_MATMUL_ARGS;
-void pi_matmul_q4_1_avx512vnni PI_MATMUL_ARGS;
+#define X(stem, ...) void pi_matmul_##stem##_avx512vnni PI_MATMUL_ARGS;
+PI_QUANTISED(X)
+#undef X
 
 void pi_init_avx2(pi_table *t) {
 #define X(name, args) PI_SET(t, name, avx2);
@@ -21,8 +22,9 @@ void pi_init_avx512(pi_table *t) {
 }
 
 void pi_init_avx512vnni(pi_table *t) {
-    PI_SET(t, matmul_q8_0, avx512vnni);
-    PI_SET(t, matmul_q4_1, avx512vnni);
+#define X(stem, ...) PI_SET(t, matmul_##stem, avx512vnni);
+    PI_QUANTISED(X)
+#undef X
 }
 
 #endif

@@ -9,9 +9,11 @@ PI_BEGIN("avx2,fma,f16c")
 #include "../simd/exp.h"
 #include "../simd/elementwise.h"
 #include "../simd/attention.h"
+#include "../simd/strips.h"
 #include "../simd/matmul_float.h"
-PI_TILED(pi_matmul_f32_avx2, tile_f32, 1, 4, 2)
-PI_TILED(pi_matmul_f16_avx2, tile_f16, 1, 4, 2)
+#define X(type, ...) TILED(LEVEL(pi_matmul_##type), tile_##type, 2, 4, 4)
+PI_FLOAT(X)
+#undef X
 
 PI_END
 #endif

@@ -9,9 +9,11 @@ PI_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2")
 #include "../simd/exp.h"
 #include "../simd/elementwise.h"
 #include "../simd/attention.h"
+#include "../simd/strips.h"
 #include "../simd/matmul_float.h"
-PI_TILED(pi_matmul_f32_avx512, tile_f32, 2, 6, 4)
-PI_TILED(pi_matmul_f16_avx512, tile_f16, 2, 6, 4)
+#define X(type, ...) TILED(LEVEL(pi_matmul_##type), tile_##type, 2, 6, 4)
+PI_FLOAT(X)
+#undef X
 
 PI_END
 #endif

@@ -45,6 +45,43 @@ PI_INLINE vi v_half(vi k) { return _mm256_srai_epi32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(k, _mm256_set1_epi32(127)), 23)); }
 
+/* Integers: vi are int32 lanes, vb the same register seen as bytes or int16. */
+typedef __m256i vb;
+PI_INLINE vi v_set1i(int32_t x) { return _mm256_set1_epi32(x); }
+PI_INLINE vi v_addi(vi a, vi b) { return _mm256_add_epi32(a, b); }
+PI_INLINE vf v_from_int(vi x) { return _mm256_cvtepi32_ps(x); }
+PI_INLINE vb vb_set1(uint8_t x) { return _mm256_set1_epi8((char)x); }
+PI_INLINE vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+PI_INLINE vb vb_four(const void *p) { return _mm256_set1_epi32((int)*(const pi_u32 *)p); }
+PI_INLINE vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
+PI_INLINE vb vb_or(vb a, vb b) { return _mm256_or_si256(a, b); }
+PI_INLINE vb vb_shr(vb v, int n) { PI_SHIFT(_mm256_srli_epi16, v, n); }
+PI_INLINE vb vb_shl(vb v, int n) { PI_SHIFT(_mm256_slli_epi16, v, n); }
+PI_INLINE vb vb_lookup(const int8_t *table, vb v) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), v);
+}
+PI_INLINE vb vb_maddubs(vb u, vb s) { return _mm256_maddubs_epi16(u, s); }
+PI_INLINE vi v_madd(vb a, vb b) { return _mm256_madd_epi16(a, b); }
+PI_INLINE vb v_add16(vb a, vb b) { return _mm256_add_epi16(a, b); }
+PI_INLINE vb v_set16(int16_t x) { return _mm256_set1_epi16(x); }
+PI_INLINE vb v_low8(vb v) { return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8); } /* signed bytes of even index as int16 */
+PI_INLINE vb v_high8(vb v) { return _mm256_srai_epi16(v, 8); }                      /* of odd index */
+
+/* Scales of 8 rows from bytes. */
+PI_INLINE vi v_bytes(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+PI_INLINE vf v_load_u8(const uint8_t *p) { return _mm256_cvtepi32_ps(v_bytes(p)); }
+PI_INLINE vf v_load_s8(const uint8_t *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+PI_INLINE vf v_load_u4(const uint8_t *p, int from) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(from ? _mm256_srli_epi32(v_bytes(p), 4) : v_bytes(p), v_set1i(15)));
+}
+PI_INLINE vf v_load_e8m0(const uint8_t *p) { /* 2^(e - 128); e below 2 gives a subnormal */
+    const vi e = v_bytes(p), normal = _mm256_slli_epi32(_mm256_sub_epi32(e, v_set1i(1)), 23), low = _mm256_sllv_epi32(v_set1i(0x200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, low, _mm256_cmpgt_epi32(v_set1i(2), e)));
+}
+PI_INLINE vf v_load_bf16(const uint16_t *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+
 /* The kernels of simd/attention.h name loads by the cache's type. */
 #define v_load_f32 v_load
 #define v_load_n_f32 v_load_n

@@ -157,11 +157,11 @@ class NativeBackend(Backend):
 
     def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> CWeight:
         out = ffi.new("pi_weight **")
-        code = lib.pi_weight_pack(self.ctx, int(type), rows, cols, ffi.from_buffer(data), data.nbytes, out)
+        code = lib.pi_weight_new(self.ctx, int(type), rows, cols, ffi.from_buffer(data), data.nbytes, 1, out)
         if code == lib.PI_ETYPE:
             raise ModelError(f"weight type {GGMLQuantizationType(type).name} has no kernel")
         if code:
-            _fail(code, lib.pi_weight_pack)
+            _fail(code, lib.pi_weight_new)
         return CWeight(out[0], (rows, cols))
 
     def kernels(self) -> dict[str, str]:

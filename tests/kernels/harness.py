@@ -240,8 +240,8 @@ class Native:
         """Packs GGUF bytes that start at an odd address."""
         out = ffi.new("pi_weight **")
         src = self.memory.place(np.ascontiguousarray(raw).view(np.uint8).reshape(-1))
-        code = lib.pi_weight_pack(self.ctx, TYPES[type_], rows, cols, self.pointer(src), src.nbytes, out)
-        assert code == 0, f"pi_weight_pack level={self.level} {type_} {rows} x {cols}: returned {code}"
+        code = lib.pi_weight_new(self.ctx, TYPES[type_], rows, cols, self.pointer(src), src.nbytes, 1, out)
+        assert code == 0, f"pi_weight_new level={self.level} {type_} {rows} x {cols}: returned {code}"
         del src
         self.memory.clear()
         return Weight(out[0], type_, raw, rows, cols)

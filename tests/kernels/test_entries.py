@@ -45,7 +45,7 @@ class Given:
     def good(self) -> dict[str, list[Any]]:
         c, x, z, y = self.c, self.x, self.z, self.y
         return {
-            "pi_weight_pack": [c, lib.PI_Q8_0, ROWS, COLS, self.src, self.raw.nbytes, self.out],
+            "pi_weight_new": [c, lib.PI_Q8_0, ROWS, COLS, self.src, self.raw.nbytes, 1, self.out],
             "pi_gather_rows": [c, self.w, self.ids, 2, y],
             "pi_matmul": [c, self.w, self.w, self.w, x, 2, z, y, self.y1, self.y2],
             "pi_matmul_rows": [c, x, z, 3, 4, 5, y],
@@ -77,7 +77,7 @@ OPTIONAL = {("pi_rope_table", 5), ("pi_matmul", 3), ("pi_matmul", 6)}  # pointer
 
 # entry -> {argument: values that are wrong there}
 WRONG: dict[str, dict[int, list[Any]]] = {
-    "pi_weight_pack": {
+    "pi_weight_new": {
         2: [0, -1, 16, 18, 2**31, HUGE],
         3: [0, -32, 1, 33, 32, 2**31, HUGE],
         5: [0, -1, ROWS * 68 - 1, HUGE],
@@ -118,7 +118,7 @@ WRONG: dict[str, dict[int, list[Any]]] = {
 @pytest.mark.parametrize("entry", OPS)
 def test_a_good_call_succeeds(given: Given, entry: str) -> None:
     assert getattr(lib, entry)(*given.good()[entry]) == lib.PI_OK
-    if entry == "pi_weight_pack":
+    if entry == "pi_weight_new":
         lib.pi_weight_free(given.out[0])
 
 
@@ -225,15 +225,15 @@ def test_rope_factors_that_are_no_divisors(given: Given) -> None:
 
 def test_unknown_weight_types(given: Given) -> None:
     for bad in {-1, 2, 9, 10**6, -(2**31)} - set(TYPES.values()):
-        args = given.good()["pi_weight_pack"]
+        args = given.good()["pi_weight_new"]
         args[1] = bad
-        assert lib.pi_weight_pack(*args) == lib.PI_ETYPE
+        assert lib.pi_weight_new(*args) == lib.PI_ETYPE
 
 
 def test_a_size_that_overflows(given: Given) -> None:
     """(2^31 - 1)^2 float32 are 4 - 2^34 bytes modulo 2^64."""
     n = 2**31 - 1
-    refused(lib.pi_weight_pack, given.c, lib.PI_F32, n, n, given.src, 4 - 2**34, given.out)
+    refused(lib.pi_weight_new, given.c, lib.PI_F32, n, n, given.src, 4 - 2**34, given.out)
 
 
 def test_contexts() -> None:

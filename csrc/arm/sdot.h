@@ -1,0 +1,35 @@
+/* A scale group's sums by sdot, for the levels that have it: four products of signed bytes into the int32 lane of their row. */
+#if defined(__clang__)
+#define DOTPROD "dotprod"
+#define I8MM "dotprod,i8mm"
+#else
+#define DOTPROD "arch=armv8.2-a+dotprod"
+#define I8MM "arch=armv8.2-a+dotprod+i8mm"
+#endif
+
+PI_BEGIN(DOTPROD)
+PI_INLINE int32x4_t sdot(int32x4_t acc, int8x16_t c, int8x16_t x, int lane) {
+    switch (lane) {
+    case 0: return vdotq_laneq_s32(acc, c, x, 0);
+    case 1: return vdotq_laneq_s32(acc, c, x, 1);
+    case 2: return vdotq_laneq_s32(acc, c, x, 2);
+    default: return vdotq_laneq_s32(acc, c, x, 3);
+    }
+}
+
+PI_INLINE void sums_sdot SUMS_ARGS {
+    const int halves = PI_SCALE_GROUPS(f);
+    int8x16_t x[MAX_T][2];
+    PI_UNROLL for (int t = 0; t < T; t++) {
+        PI_UNROLL for (int h = 0; h < 2; h++) x[t][h] = vld1q_s8(a->q + (t0 + t) * a->cols + b * PI_BLOCK + 16 * h);
+        PI_UNROLL for (int r = 0; r < R; r++) dot[r][t] = vdupq_n_s32(0);
+    }
+    PI_UNROLL for (int i = 0; i < 8 / halves; i++) {
+        const int k = step_codes(half, halves, i);
+        PI_UNROLL for (int r = 0; r < R; r++) {
+            const int8x16_t c = signed_codes(f, code[r], k);
+            PI_UNROLL for (int t = 0; t < T; t++) dot[r][t] = sdot(dot[r][t], c, x[t][k / 4], k % 4);
+        }
+    }
+}
+PI_END
