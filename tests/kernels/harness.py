@@ -373,8 +373,7 @@ def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
 
 def reference_weight(type_: str, raw: Array) -> Any:
     """The reference backend's matrix of the same bytes."""
-    size, unpack = ref.UNPACK[TYPES[type_]]
-    return unpack(raw.reshape(len(raw), -1, size))
+    return ref.matrix(TYPES[type_], len(raw), raw)
 
 
 # ---- attention, all outputs at once ------------------------------------------------------------------------
