@@ -92,20 +92,18 @@ def test_matmul_where_nothing_is_rounded(name: str) -> None:
     rng = np.random.RandomState(2)
     b = random_blocks(name, 16, 512 // GGML_QUANT_SIZES[T[name]][0])
     for field in set(SCALES) & set(b.dtype.names):
-        b[field] = rng.choice(np.array([2.0**-8, -(2.0**-8)], "<f2"), b.shape)
+        b[field] = rng.choice(np.array([2.0**-10, -(2.0**-10)], "<f2"), b.shape)
     if name == "MXFP4":
         b["e"] = rng.randint(118, 123, b.shape)
-    x = rng.randint(-127, 128, (3, 512)).astype(np.float32)
+    x = rng.randint(-3, 4, (3, 512)).astype(np.float32)
     x[:, ::32] = 127  # dx = 1
     w = matrix(name, b)
     assert (w.m is not None) == (name in MINIMUMS)
     want = x.astype(np.float64) @ w.rows(range(16)).astype(np.float64).T
     terms = np.abs(x.astype(np.float64)) @ np.abs(w.rows(range(16))).astype(np.float64).T
     assert want.std() > 1
-    exact = terms < 2.0**24 * 2.0**-10  # no partial sum can have been rounded
-    got = w.matmul(x)
-    np.testing.assert_array_equal(got[exact], want[exact])
-    np.testing.assert_allclose(got, want, atol=2.0**-20 * terms.max())
+    assert terms.max() < 2.0**24 * 2.0**-10, "a partial sum may have been rounded"
+    np.testing.assert_array_equal(w.matmul(x), want)
 
 
 def test_activations_of_groups_of_16() -> None:
