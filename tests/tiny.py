@@ -61,7 +61,7 @@ SHAPES = {"llama": Shape(), "qwen3": Shape(head_dim=32, rope_base=1e6, eps=1e-6)
 # For types whose blocks are 256 values: every matrix has rows of that length.
 WIDE = {"d_model": 256, "d_ff": 256, "n_heads": 4, "head_dim": 64}
 # Types that gguf does not quantise to (or not by +, -, * and / alone) get random blocks: where in a block the
-# scale and the minimum's scale lie, the largest code times sub-scale, the middle code (minimums move it to 0).
+# scale and the scale of minimums lie, the largest code times sub-scale, the middle code (minimums make it 0).
 RANDOM_BLOCKS: dict[str, tuple[int, int | None, float, float]] = {
     "Q2_K": (80, 82, 3 * 15, 1.5),
     "Q3_K": (108, None, 4 * 32, 0),
