@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import tiny_weights, write_tiny
+from tiny import WIDE, tiny_weights, write_tiny
 
 import pyinfer
 from pyinfer import (
@@ -284,14 +284,15 @@ def test_context_overflow(path):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("type", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("type", ["F32", "BF16", "Q8_0", "Q4_1", "MXFP4", "Q6_K", "Q2_K"])
 @pytest.mark.parametrize("level", [level for level, runs in levels().items() if runs])
 @pytest.mark.parametrize("norm", ["output_norm", "blk.0.ffn_norm"])
 def test_non_finite_logits(norm, level, type, bad, tmp_path, monkeypatch):
     """One such number in a norm: no matmul, its input quantised or not, makes it a number again."""
     monkeypatch.setenv("PYINFER_CPU", level)
-    weight = tiny_weights("llama")[f"{norm}.weight"]
-    data = write_tiny(tmp_path / "tiny.gguf", "llama", type=type).read_bytes()
+    shape = WIDE if type.endswith("_K") else {}
+    weight = tiny_weights("llama", **shape)[f"{norm}.weight"]
+    data = write_tiny(tmp_path / "tiny.gguf", "llama", type=type, **shape).read_bytes()
     assert data.count(weight.tobytes()) == 1
     spoilt = weight.copy()
     spoilt[45] = bad

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape
 
 from pyinfer import gguf_file
 from pyinfer.errors import ClosedError, ModelError
 from pyinfer.gguf_file import GGUFFile
+from pyinfer.model.config import SUPPORTED_TYPES
 
 U8, I32, F32, BOOL, STRING, ARRAY = 0, 5, 6, 7, 8, 9
 HUGE = 2**63
@@ -95,9 +96,9 @@ def rich(tmp_path: Path) -> Path:
     for i, shape in enumerate([(5,), (3, 32), (2, 3, 32), (2, 2, 3, 32)]):
         writer.add_tensor(f"f32.{i}", rng.standard_normal(shape, np.float32))
         writer.add_tensor(f"f16.{i}", rng.standard_normal(shape, np.float32).astype(np.float16))
-    for kind in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1):
-        quantized = quantize(rng.standard_normal((4, 64), np.float32), kind)
-        writer.add_tensor(kind.name, quantized, raw_dtype=kind)
+    for kind in SUPPORTED_TYPES:
+        data = rng.integers(0, 256, quant_shape_to_byte_shape((2, 256), kind), np.uint8)
+        writer.add_tensor(kind.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -31,6 +31,7 @@ from pyinfer.engine import Session
 from pyinfer.errors import BackendError
 from pyinfer.gguf_file import GGUFFile
 from pyinfer.model import registry
+from pyinfer.model.config import SUPPORTED_TYPES
 
 LEVELS = [level for level, runs in native.levels().items() if runs]
 COARSE = tuple(sorted(set(OPS) - Backend.__abstractmethods__))
@@ -57,16 +58,17 @@ class Case:
     n_ctx: int = 64
     tied: bool = True
     rope_freqs: bool = False
+    types: tuple[tuple[str, str], ...] = ()  # of some tensors, by the last part of their names
 
     @property
     def name(self) -> str:
-        return f"{self.arch}-{self.type}-kv_{self.kv_dtype}"
+        types = "+".join(dict.fromkeys([self.type, *(kind for _, kind in self.types)]))
+        return f"{self.arch}-{types}-kv_{self.kv_dtype}"
 
     def write(self, path: Path) -> Path:
-        shape = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("arch", "type", "kv_dtype")
-        }
-        return write_tiny(path, self.arch, type=self.type, tokenizer=False, **shape)
+        other = ("arch", "type", "types", "kv_dtype")
+        shape = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in other}
+        return write_tiny(path, self.arch, type=self.type, types=dict(self.types), tokenizer=False, **shape)
 
 
 CASES = [
@@ -83,6 +85,44 @@ LONG = Case("qwen3", "Q4_1", "f16", 2, 1, 16, d_model=64, d_ff=96, n_vocab=61, n
 # Over 256 positions, where rope makes its second table; with a second block of tokens in ffn_down's matmul.
 LONGER = Case("llama", "Q8_0", "f16", 2, 1, 16, d_model=64, d_ff=1024, n_vocab=67, n_ctx=512)
 LENGTHS = {LONG: 100, LONGER: 270}
+# The other weight types, which touch no operation but matmul and gather_rows: fewer settings.
+SMALL = {
+    "n_heads": 3,
+    "n_kv_heads": 1,
+    "head_dim": 32,
+    "d_model": 96,
+    "d_ff": 160,
+    "n_vocab": 101,
+    "n_layers": 1,
+}
+WIDE = {
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 64,
+    "d_model": 256,
+    "d_ff": 512,
+    "n_vocab": 83,
+    "n_layers": 1,
+}
+TYPE_CASES = [
+    *(Case("llama", type, "f16", **SMALL) for type in ("Q4_0", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")),
+    Case("qwen3", "BF16", "f16", 3, 1, 18, d_model=50, d_ff=70, n_vocab=61, n_layers=1),
+    *(Case("qwen3", type, "f16", **WIDE) for type in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")),
+    Case(
+        "llama",
+        "Q4_K",
+        "f32",
+        **WIDE,
+        types=(("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("token_embd", "Q6_K")),
+    ),
+    Case(
+        "llama",
+        "Q3_K",
+        "f32",
+        **WIDE,
+        types=(("attn_q", "Q2_K"), ("ffn_up", "Q5_K"), ("token_embd", "IQ4_XS")),
+    ),
+]
 
 
 def tokens_of(case: Case, n: int = PROMPT + STEPS) -> list[int]:
@@ -163,7 +203,7 @@ def test_first_difference_sees_one_bit():
     assert first_difference(want.astype(np.float64), want)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", CASES + TYPE_CASES, ids=lambda c: c.name)
 def test_reference_says_something(case, reference):
     """Logits that were all zero, or the same at every position, would be equal however they are run."""
     _, tokens, want = reference(case)
@@ -233,6 +273,24 @@ def test_setting(case, setting, reference, monkeypatch):
     seq = session(setting.create(monkeypatch), path, setting.kv, case.kv_dtype, setting.chunk)
     got = rows(seq, *prompt_then_steps(tokens))
     assert (difference := first_difference(got, want)) is None, difference
+
+
+TYPE_SETTINGS = [
+    Setting("scalar"),
+    *(Setting(level=level, chunk=7) for level in LEVELS),
+    Setting("parallel", threads=3),
+    Setting("parallel", threads=2, chunk=17, unfused=COARSE),
+]
+
+
+@pytest.mark.parametrize("setting", TYPE_SETTINGS, ids=str)
+@pytest.mark.parametrize("case", TYPE_CASES, ids=lambda c: c.name)
+def test_type(case, setting, reference, monkeypatch):
+    test_setting(case, setting, reference, monkeypatch)
+
+
+def test_all_types_are_there():
+    assert {case.type for case in CASES + TYPE_CASES} == {kind.name for kind in SUPPORTED_TYPES}
 
 
 @pytest.mark.parametrize(

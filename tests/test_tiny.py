@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, LlamaFileType
 from gguf.quants import dequantize
 from jinja2 import Template
-from tiny import HF_MODELS, SHAPES, replace, tiny_weights, write_tiny
+from tiny import HF_MODELS, RANDOM_BLOCKS, SHAPES, WIDE, replace, tiny_weights, write_tiny
 
 GOLDEN = Path(__file__).parent / "golden" / "hf"
 
@@ -70,6 +70,42 @@ def test_reads_back(model, type, error, tmp_path):
         "vocab_size": s.n_vocab,
     }
     assert {key: fields[f"{arch}.{key}"] for key in want_fields} == want_fields
+
+
+@pytest.mark.parametrize(
+    ("type", "error"), [("BF16", 2**-11), ("Q4_0", 0.034), ("Q5_0", 0.017), ("Q5_1", 0.009)]
+)
+def test_reads_back_more(type, error, tmp_path):
+    _, tensors = read(write_tiny(tmp_path / "tiny.gguf", "llama", type=type))
+    for name, want in tiny_weights("llama").items():
+        kind, got = tensors[name]
+        assert kind == (type if want.ndim == 2 else "F32"), name
+        assert np.abs(got - want).max() <= (error if want.ndim == 2 else 0), name
+
+
+@pytest.mark.parametrize("type", RANDOM_BLOCKS)
+def test_random_blocks(type, tmp_path):
+    """Weights about as large as the others, and as many positive as negative."""
+    _, tensors = read(write_tiny(tmp_path / "tiny.gguf", "qwen3", type=type, **WIDE))
+    weights = tiny_weights("qwen3", **WIDE)
+    assert list(tensors) == list(weights)
+    for name, (kind, got) in tensors.items():
+        assert got.shape == weights[name].shape
+        assert kind == (type if got.ndim == 2 else "F32"), name
+        if got.ndim == 2:
+            assert np.abs(got).max() <= 0.51, name
+            assert got.std() > 0.05, name
+            assert np.abs(got.mean()) < 0.1 * got.std(), name
+
+
+def test_mixture(tmp_path):
+    types = {"attn_v": "Q6_K", "token_embd": "F16"}
+    fields, tensors = read(write_tiny(tmp_path / "tiny.gguf", type="Q4_K", types=types, **WIDE))
+    assert fields["general.file_type"] == LlamaFileType.MOSTLY_Q4_K_M
+    kinds = {name: kind for name, (kind, _) in tensors.items() if "norm" not in name}
+    assert kinds.pop("token_embd.weight") == "F16"
+    assert {kinds.pop(f"blk.{l}.attn_v.weight") for l in range(2)} == {"Q6_K"}
+    assert set(kinds.values()) == {"Q4_K"}
 
 
 @pytest.mark.parametrize(("arch", "pre"), [("llama", "smollm"), ("qwen3", "qwen2")])

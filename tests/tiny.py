@@ -10,13 +10,14 @@ not fit in a float, so that a sum taken in the wrong order shows.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
-from gguf.quants import quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf.quants import quant_shape_to_byte_shape, quantize
 from tokenizers.pre_tokenizers import ByteLevel
 
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d"]
@@ -56,6 +57,21 @@ class Shape:
 
 
 SHAPES = {"llama": Shape(), "qwen3": Shape(head_dim=32, rope_base=1e6, eps=1e-6)}
+
+# For types whose blocks are 256 values: every matrix has rows of that length.
+WIDE = {"d_model": 256, "d_ff": 256, "n_heads": 4, "head_dim": 64}
+# Types that gguf does not quantise to (or not by +, -, * and / alone) get random blocks: where in a block the
+# scale and the scale of minimums lie, the largest code times sub-scale, the middle code (minimums make it 0).
+RANDOM_BLOCKS: dict[str, tuple[int, int | None, float, float]] = {
+    "Q2_K": (80, 82, 3 * 15, 1.5),
+    "Q3_K": (108, None, 4 * 32, 0),
+    "Q4_K": (0, 2, 15 * 63, 7.5),
+    "Q5_K": (0, 2, 31 * 63, 15.5),
+    "Q6_K": (208, None, 32 * 128, 0),
+    "IQ4_NL": (0, None, 127, 0),
+    "IQ4_XS": (0, None, 127 * 32, 0),
+    "MXFP4": (0, None, 0, 0),  # the scale is one byte, a power of two
+}
 
 # The models whose logits golden/hf/<name>.npz holds: architecture, changes to its shape.
 HF_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,14 +133,37 @@ def _rope_freqs(s: Shape) -> np.ndarray:
     return np.array(divisors, np.float32)
 
 
+def random_matrix(type: str, shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Bytes (rows, bytes of a row) of blocks of a type in RANDOM_BLOCKS; weights in [-1/2, 1/2]."""
+    d_at, min_at, peak, middle = RANDOM_BLOCKS[type]
+    kind, random = GGMLQuantizationType[type], np.random.RandomState(seed)
+    raw = random.randint(0, 256, quant_shape_to_byte_shape(shape, kind), dtype=np.uint8)
+    blocks = raw.reshape(shape[0], -1, GGML_QUANT_SIZES[kind][1])
+    if type == "MXFP4":
+        blocks[..., d_at] = random.randint(120, 124, blocks.shape[:2])  # 12 * 2^-5 at most
+        return raw
+    d = np.ldexp(random.randint(512, 1024, (*blocks.shape[:2], 1)), -11) / peak
+    blocks[..., d_at : d_at + 2] = d.astype("<f2").view(np.uint8)
+    if min_at is not None:
+        blocks[..., min_at : min_at + 2] = (d * middle).astype("<f2").view(np.uint8)
+    return raw
+
+
 def write_tiny(
-    path: str | Path, arch: str = "qwen3", *, type: str = "F32", tokenizer: bool = True, **shape: Any
+    path: str | Path,
+    arch: str = "qwen3",
+    *,
+    type: str = "F32",
+    types: Mapping[str, str] | None = None,
+    tokenizer: bool = True,
+    **shape: Any,
 ) -> Path:
     """Write the model of tiny_weights(arch, **shape) to `path` and return it.
 
-    Matrices are stored as the GGMLQuantizationType named `type`, vectors as F32. Raises ValueError if n_vocab
-    is too small for the tokenizer, KeyError or NotImplementedError for a type that gguf cannot quantise to,
-    and gguf's QuantError if rows are not whole blocks of the type.
+    Matrices are stored as the GGMLQuantizationType named `type`, or as `types` says by the last part of their
+    names ("attn_v"), vectors as F32. In types of RANDOM_BLOCKS the weights are others than tiny_weights.
+    Raises ValueError if n_vocab is too small for the tokenizer or rows are not whole blocks of a type in
+    RANDOM_BLOCKS, gguf's QuantError if not those of another, and KeyError for an unknown type.
     """
     s = replace(SHAPES[arch], **shape)
     writer = GGUFWriter(path, arch)
@@ -141,13 +180,19 @@ def write_tiny(
     writer.add_rope_freq_base(s.rope_base)
     writer.add_rope_dimension_count(s.head_dim)
     writer.add_vocab_size(s.n_vocab)
-    writer.add_file_type(LlamaFileType["ALL_F32" if type == "F32" else f"MOSTLY_{type}"])
+    kinds = ("ALL_F32",) if type == "F32" else (f"MOSTLY_{type}", f"MOSTLY_{type}_M", f"MOSTLY_{type}_MOE")
+    writer.add_file_type(next(LlamaFileType[kind] for kind in kinds if kind in LlamaFileType.__members__))
     writer.add_quantization_version(2)
     if tokenizer:
         _add_tokenizer(writer, "qwen2" if arch == "qwen3" else "smollm", s.n_vocab)
-    for name, value in tiny_weights(arch, **shape).items():
-        ggml_type = GGMLQuantizationType[type if value.ndim > 1 else "F32"]
-        writer.add_tensor(name, quantize(value, ggml_type), raw_dtype=ggml_type)
+    for i, (name, value) in enumerate(tiny_weights(arch, **shape).items()):
+        stem = name.removesuffix(".weight").split(".")[-1]
+        ggml_type = GGMLQuantizationType[(types or {}).get(stem, type) if value.ndim > 1 else "F32"]
+        if ggml_type.name in RANDOM_BLOCKS:
+            data = random_matrix(ggml_type.name, value.shape, 1000 * s.seed + i)
+        else:
+            data = quantize(value, ggml_type)
+        writer.add_tensor(name, data, raw_dtype=ggml_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -67,30 +67,31 @@ def fold_sum(x: F32) -> F32:
 # ---- section 3: weights -----------------------------------------------------------------------------------
 
 
-def quantize(x: F32) -> tuple[NDArray[np.int8], F32, F32]:
-    """Rows to int8 codes (rows, blocks, 32), their scale dx and sx = sum of codes * dx (rows, blocks)."""
+def quantize(x: F32) -> tuple[NDArray[np.int8], F32]:
+    """Rows to int8 codes (rows, blocks, 32) and their scale dx (rows, blocks)."""
     x = x.reshape(len(x), -1, BLOCK)
     amax = np.abs(x).max(axis=-1)
     amax = np.where(amax < f32(2.0**-100), f32(0), amax)
     with np.errstate(divide="ignore"):
         inverse = np.where(amax > 0, f32(127) / amax, f32(0))
-    q = np.rint(x * inverse[..., None])
-    dx = amax / f32(127)
-    return q.astype(np.int8), dx, q.sum(axis=-1, dtype=np.float64).astype(f32) * dx
+    return np.rint(x * inverse[..., None]).astype(np.int8), amax / f32(127)
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A quantised matrix: the integer codes (rows, groups, 32), a scale, perhaps a minimum, to each group."""
+    """A quantised matrix: codes (rows, groups, 16 or 32), a scale, perhaps a minimum, to each group."""
 
     code: NDArray[np.int8]
     s: F32
     m: F32 | None
 
     def matmul(self, x: F32) -> F32:
-        q, dx, sx = quantize(x)
+        groups, n = self.code.shape[1:]
+        q, dx = quantize(x)
+        q, dx = q.reshape(len(x), groups, n), np.repeat(dx, BLOCK // n, axis=1)
+        sx = q.sum(axis=-1, dtype=np.int32).astype(f32) * dx
         acc = np.zeros((len(x), len(self.code)), f32)
-        for g in range(self.code.shape[1]):
+        for g in range(groups):
             # Integers in float64: exact, so a matrix product may add them in any order.
             exact = q[:, g].astype(np.float64) @ self.code[:, g].astype(np.float64).T
             acc = fma(exact.astype(f32), self.s[None, :, g] * dx[:, g, None], acc)
@@ -100,13 +101,14 @@ class Codes:
 
     def rows(self, ids: Sequence[int]) -> F32:
         code, s = self.code[ids].astype(f32), self.s[ids][..., None]
-        y = s * code if self.m is None else fma(s, code, self.m[ids][..., None])
+        with np.errstate(over="ignore"):  # MXFP4's largest scales
+            y = s * code if self.m is None else fma(s, code, self.m[ids][..., None])
         return y.reshape(len(ids), -1)
 
 
 @dataclass(frozen=True)
 class Floats:
-    """A matrix (rows, cols) of F32 or F16 values, widened."""
+    """A matrix (rows, cols) of F32, F16 or BF16 values, widened."""
 
     w: F32
 
@@ -120,28 +122,140 @@ class Floats:
         return self.w[ids]
 
 
-def half(raw: NDArray[np.uint8]) -> F32:
-    """Two little-endian bytes (..., 2) as float16, widened."""
-    return np.ascontiguousarray(raw).view("<f2")[..., 0].astype(f32)
+Unpack = Callable[[Any], Codes | Floats]
+UNPACK: dict[int, tuple[np.dtype[Any], Unpack]] = {}  # a type: its block, and what becomes of (rows, blocks)
 
 
-def unpack_q8_0(raw: NDArray[np.uint8]) -> Codes:
-    """Blocks (rows, blocks, 34): f16 d, 32 int8."""
-    return Codes(raw[..., 2:].view(np.int8), half(raw[..., :2]), None)
+def of_block(type: T, **fields: str) -> Callable[[Unpack], Unpack]:
+    """Enters a function in UNPACK; `fields` are those of a block in the file, in order, as NumPy dtypes."""
+
+    def enter(unpack: Unpack) -> Unpack:
+        UNPACK[type] = np.dtype(list(fields.items())), unpack
+        return unpack
+
+    return enter
 
 
-def unpack_q4_1(raw: NDArray[np.uint8]) -> Codes:
-    """Blocks (rows, blocks, 20): f16 d, f16 m, 16 bytes whose low nibbles are codes 0..15, high 16..31."""
-    nibbles = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], axis=-1).view(np.int8)
-    return Codes(nibbles, half(raw[..., :2]), half(raw[..., 2:4]))
+def matrix(type: int, rows: int, data: NDArray[np.uint8]) -> Codes | Floats:
+    """The matrix of the bytes of a GGUF tensor."""
+    block, unpack = UNPACK[type]
+    return unpack(np.ascontiguousarray(data).reshape(rows, -1).view(block))
 
 
-UNPACK: dict[int, tuple[int, Callable[[NDArray[np.uint8]], Codes | Floats]]] = {
-    T.F32: (4, lambda raw: Floats(np.ascontiguousarray(raw).view("<f4")[..., 0])),
-    T.F16: (2, lambda raw: Floats(half(raw))),
-    T.Q4_1: (20, unpack_q4_1),
-    T.Q8_0: (34, unpack_q8_0),
-}
+def widen(x: Any) -> F32:
+    """Exactly, from f16 or integers of up to 24 bits."""
+    return np.asarray(x).astype(f32)
+
+
+def split(x: NDArray[np.uint8], width: int, run: int) -> NDArray[np.int8]:
+    """Bytes (..., n) to fields of `width` bits: of each `run` bytes all the lowest, then all the next."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    parts = x.reshape(*x.shape[:-1], -1, 1, run) >> shifts & np.uint8((1 << width) - 1)
+    return parts.reshape(*x.shape[:-1], -1).view(np.int8)
+
+
+def codes(code: NDArray[np.int8], s: F32, m: F32 | None = None) -> Codes:
+    """Of blocks: code (rows, blocks, values), s and m (rows, blocks) or (rows, blocks, groups)."""
+    s = s.reshape(len(s), -1)
+    return Codes(code.reshape(*s.shape, -1), s, None if m is None else m.reshape(s.shape))
+
+
+NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+MX = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
+@of_block(T.F32, w="<f4")
+def unpack_f32(b: Any) -> Floats:
+    return Floats(b["w"])
+
+
+@of_block(T.F16, w="<f2")
+def unpack_f16(b: Any) -> Floats:
+    return Floats(widen(b["w"]))
+
+
+@of_block(T.BF16, w="<u2")
+def unpack_bf16(b: Any) -> Floats:
+    return Floats((b["w"].astype(np.uint32) << np.uint32(16)).view(f32))
+
+
+@of_block(T.Q4_0, d="<f2", qs="16u1")
+def unpack_q4_0(b: Any) -> Codes:
+    return codes(split(b["qs"], 4, 16) - np.int8(8), widen(b["d"]))
+
+
+@of_block(T.Q4_1, d="<f2", m="<f2", qs="16u1")
+def unpack_q4_1(b: Any) -> Codes:
+    return codes(split(b["qs"], 4, 16), widen(b["d"]), widen(b["m"]))
+
+
+@of_block(T.Q5_0, d="<f2", qh="4u1", qs="16u1")
+def unpack_q5_0(b: Any) -> Codes:
+    return codes(split(b["qh"], 1, 1) * np.int8(16) + split(b["qs"], 4, 16) - np.int8(16), widen(b["d"]))
+
+
+@of_block(T.Q5_1, d="<f2", m="<f2", qh="4u1", qs="16u1")
+def unpack_q5_1(b: Any) -> Codes:
+    return codes(split(b["qh"], 1, 1) * np.int8(16) + split(b["qs"], 4, 16), widen(b["d"]), widen(b["m"]))
+
+
+@of_block(T.Q8_0, d="<f2", qs="32i1")
+def unpack_q8_0(b: Any) -> Codes:
+    return codes(b["qs"], widen(b["d"]))
+
+
+@of_block(T.IQ4_NL, d="<f2", qs="16u1")
+def unpack_iq4_nl(b: Any) -> Codes:
+    return codes(NL[split(b["qs"], 4, 16)], widen(b["d"]))
+
+
+@of_block(T.MXFP4, e="u1", qs="16u1")
+def unpack_mxfp4(b: Any) -> Codes:
+    return codes(MX[split(b["qs"], 4, 16)], np.ldexp(f32(1), b["e"].astype(np.int32) - 128))
+
+
+@of_block(T.Q2_K, scales="16u1", qs="64u1", d="<f2", dmin="<f2")
+def unpack_q2_k(b: Any) -> Codes:
+    d, dmin = widen(b["d"])[..., None], widen(b["dmin"])[..., None]
+    return codes(split(b["qs"], 2, 32), d * widen(b["scales"] & 15), -(dmin * widen(b["scales"] >> 4)))
+
+
+@of_block(T.Q3_K, hmask="32u1", qs="64u1", scales="12u1", d="<f2")
+def unpack_q3_k(b: Any) -> Codes:
+    sc = split(b["scales"][..., 8:], 2, 4) * np.int8(16) + split(b["scales"][..., :8], 4, 8) - np.int8(32)
+    code = split(b["hmask"], 1, 32) * np.int8(4) + split(b["qs"], 2, 32) - np.int8(4)
+    return codes(code, widen(b["d"])[..., None] * widen(sc))
+
+
+def scales_and_minimums(b: Any) -> tuple[F32, F32]:
+    """s and m (rows, blocks, 8) of Q4_K and Q5_K."""
+    lo, mid, hi = (b["scales"][..., i : i + 4] for i in (0, 4, 8))
+    sc = np.concatenate([lo & 63, (lo >> 6) * np.uint8(16) + (hi & 15)], axis=-1)
+    mn = np.concatenate([mid & 63, (mid >> 6) * np.uint8(16) + (hi >> 4)], axis=-1)
+    return widen(b["d"])[..., None] * widen(sc), -(widen(b["dmin"])[..., None] * widen(mn))
+
+
+@of_block(T.Q4_K, d="<f2", dmin="<f2", scales="12u1", qs="128u1")
+def unpack_q4_k(b: Any) -> Codes:
+    return codes(split(b["qs"], 4, 32), *scales_and_minimums(b))
+
+
+@of_block(T.Q5_K, d="<f2", dmin="<f2", scales="12u1", qh="32u1", qs="128u1")
+def unpack_q5_k(b: Any) -> Codes:
+    return codes(split(b["qh"], 1, 32) * np.int8(16) + split(b["qs"], 4, 32), *scales_and_minimums(b))
+
+
+@of_block(T.Q6_K, ql="128u1", qh="64u1", scales="16i1", d="<f2")
+def unpack_q6_k(b: Any) -> Codes:
+    code = split(b["qh"], 2, 32) * np.int8(16) + split(b["ql"], 4, 64) - np.int8(32)
+    return codes(code, widen(b["d"])[..., None] * widen(b["scales"]))
+
+
+@of_block(T.IQ4_XS, d="<f2", scales_h="2u1", scales_l="4u1", qs="128u1")
+def unpack_iq4_xs(b: Any) -> Codes:
+    sc = split(b["scales_h"], 2, 1) * np.int8(16) + split(b["scales_l"], 4, 1) - np.int8(32)
+    return codes(NL[split(b["qs"], 4, 16)], widen(b["d"])[..., None] * widen(sc))
+
 
 # ---- section 4: operations --------------------------------------------------------------------------------
 
@@ -285,8 +399,7 @@ class ReferenceBackend(Backend):
     def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> Codes | Floats:
         if type not in UNPACK:
             raise ModelError(f"the reference backend has no weight type {T(type).name}")
-        size, unpack = UNPACK[type]
-        return unpack(data.reshape(rows, -1, size))
+        return matrix(type, rows, data)
 
     def kernels(self) -> dict[str, str]:
         return {"all": "reference"}

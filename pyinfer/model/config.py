@@ -18,11 +18,12 @@ from ..errors import ModelError
 from ..gguf_file import GGUFFile, TensorInfo
 
 ROPE_STYLES = {"llama": "norm", "qwen3": "neox"}  # the architectures: which pairs of dimensions rope rotates
-SUPPORTED_TYPES = (
-    GGMLQuantizationType.F32,
-    GGMLQuantizationType.F16,
-    GGMLQuantizationType.Q8_0,
-    GGMLQuantizationType.Q4_1,
+SUPPORTED_TYPES = tuple(
+    GGMLQuantizationType[name]
+    for name in (
+        *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0"),
+        *("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K"),
+    )
 )
 OPTIONAL_TENSORS = ("rope_freqs.weight",)
 RECONVERT = "get another conversion of the model"

@@ -12,17 +12,26 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from gguf import GGMLQuantizationType
-from kernels.cases import CASES
-from kernels.harness import TYPES, Native
-from tiny import write_tiny
+from kernels.cases import CASES, FIRST_TYPES
+from kernels.harness import BLOCK, TYPES, Native
+from tiny import WIDE, write_tiny
 
 import pyinfer
 
 FILE = Path(__file__).with_name("digests.json")
 PROMPT = [(7 * i * i + 3 * i) % 260 for i in range(40)]
-MODELS = {f"{arch}-{type_}": (arch, type_) for arch in ("llama", "qwen3") for type_ in TYPES}
+# Architecture, weight type, what else write_tiny is told.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    f"{arch}-{type_}": (arch, type_, {}) for arch in ("llama", "qwen3") for type_ in FIRST_TYPES
+}
+MODELS |= {
+    f"qwen3-{type_}": ("qwen3", type_, {"n_layers": 1} | (WIDE if BLOCK[type_] == 256 else {}))
+    for type_ in TYPES
+    if type_ not in FIRST_TYPES
+}
+MODELS["llama-Q4_K_M"] = ("llama", "Q4_K", {"types": {"attn_v": "Q6_K", "token_embd": "Q6_K"}, **WIDE})
 
 
 def op(name: str, level: str) -> str:
@@ -35,8 +44,8 @@ def op(name: str, level: str) -> str:
 
 def tiny(name: str, folder: Path, kv_dtype: str, **how: object) -> str:
     """Of the logits of a prompt and four greedy tokens, on a model of tests/tiny.py."""
-    arch, type_ = MODELS[name]
-    path = write_tiny(folder / f"{name}.gguf", arch, type=GGMLQuantizationType[type_].name)
+    arch, type_, more = MODELS[name]
+    path = write_tiny(folder / f"{name}.gguf", arch, type=type_, **more)
     with pyinfer.load(path, kv_dtype=kv_dtype, progress=False, **how) as model:
         return str(model.digest(PROMPT, 4)["logits_sha256"])
 

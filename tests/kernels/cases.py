@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 import numpy as np
-from kernels.harness import ROWS, TILES, TYPES, Native, Out, View, f32, raw_weight, values
+from kernels.harness import BLOCK, FLOATS, ROWS, TILES, TYPES, Native, Out, View, f32, raw_weight, values
 
 Case = Callable[[Native], Iterator[np.ndarray]]
 CASES: dict[str, Case] = {}
 EPS = float(f32(1e-5))
+FIRST_TYPES = ("F32", "F16", "Q4_1", "Q8_0")  # of the cases below that stand without a type in their name
 
 
 def case(f: Case) -> Case:
@@ -23,7 +24,7 @@ def case(f: Case) -> Case:
 
 @case
 def matmul(native: Native) -> Iterator[np.ndarray]:
-    for type_, kind in product(TYPES, ("random", "subnormal")):
+    for type_, kind in product(FIRST_TYPES, ("random", "subnormal")):
         odd = 33 if type_ in ("F32", "F16") else 32
         for rows, cols, tokens in product((1, 17, 32), (odd, 64), (1, 2, 7)):
             w = native.weight(type_, raw_weight(type_, kind, rows, cols, 1), rows, cols)
@@ -47,9 +48,35 @@ def several_matrices(native: Native) -> Iterator[np.ndarray]:
 
 @case
 def gather_rows(native: Native) -> Iterator[np.ndarray]:
-    for type_, kind in product(TYPES, ("random", "subnormal")):
+    for type_, kind in product(FIRST_TYPES, ("random", "subnormal")):
         w = native.weight(type_, raw_weight(type_, kind, 19, 64, 6), 19, 64)
         yield native.op("pi_gather_rows", w, np.array([18, 0, 16], np.int32), 3, Out((3, 64)))
+
+
+def of_type(type_: str) -> Case:
+    """The same of one type, with its rows read back, and beside a Q8_0 matrix."""
+
+    def f(native: Native) -> Iterator[np.ndarray]:
+        block = max(BLOCK[type_], 32)
+        for kind, more in product(("random", "extreme", "subnormal"), (0, block)):
+            cols = block + more + (type_ in FLOATS)
+            x = values("random", (7, cols), 20)
+            for rows in (1, 17, 32):
+                w = native.weight(type_, raw_weight(type_, kind, rows, cols, 21), rows, cols)
+                for tokens in (1, 2, 7):
+                    y = Out((tokens, rows))
+                    yield native.op("pi_matmul", w, None, None, x[:tokens], tokens, None, y, None, None)
+                yield native.op("pi_gather_rows", w, np.array([rows - 1, 0], np.int32), 2, Out((2, cols)))
+        both = [native.weight(t, raw_weight(t, "random", 19, block, 22), 19, block) for t in (type_, "Q8_0")]
+        for tokens in (1, 7):
+            x, add = values("random", (tokens, block), 23), values("random", (tokens, 19), 24)
+            outs = [Out((tokens, 19)), Out((tokens, 19))]
+            yield from native.op("pi_matmul", *both, None, x, tokens, add, *outs, None)
+
+    return f
+
+
+CASES |= {f"matmul_{type_.lower()}": of_type(type_) for type_ in TYPES if type_ not in FIRST_TYPES}
 
 
 @case

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from pyinfer import _pi
@@ -30,7 +31,28 @@ Array = NDArray[Any]
 f32 = np.float32
 
 LEVELS = [name for name, runs in levels().items() if runs]
-TYPES = {"F32": lib.PI_F32, "F16": lib.PI_F16, "Q4_1": lib.PI_Q4_1, "Q8_0": lib.PI_Q8_0}
+TYPES = {
+    name: getattr(lib, f"PI_{name}")
+    for name in (
+        *("F32", "F16", "Q4_1", "Q8_0"),
+        *(
+            "BF16",
+            "Q4_0",
+            "Q5_0",
+            "Q5_1",
+            "Q2_K",
+            "Q3_K",
+            "Q4_K",
+            "Q5_K",
+            "Q6_K",
+            "IQ4_NL",
+            "IQ4_XS",
+            "MXFP4",
+        ),
+    )
+}
+FLOATS = ("F32", "F16", "BF16")
+BLOCK = {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]][0] for name in TYPES}  # values in one
 ROWS, TILES = lib.PI_ROWS, lib.PI_TILES
 DTYPE = {"f32": np.float32, "f16": np.float16}
 
@@ -302,6 +324,11 @@ def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
         x = np.zeros(shape, f32)
     elif kind == "codes":  # every int8 code is 127 or -127
         x = rng.choice(np.array([-1.5, 1.5], f32), shape)
+    elif kind == "same":  # and all of a row are of one sign: the largest sums of products
+        x = (
+            np.full(shape, 1.5, f32)
+            * rng.permutation(np.resize(np.array([1, -1], f32), shape[:-1]))[..., None]
+        )
     elif kind == "ties":  # largest magnitude 127, so the int8 codes are roundings of these very values
         x = rng.randint(-127, 127, shape).astype(f32) + f32(0.5)
         x[..., ::32] = 127
@@ -347,7 +374,7 @@ def halves(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float16]:
 
 
 def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
-    """GGUF bytes (rows, bytes of a row). Kinds: random, extreme, subnormal, zeros."""
+    """GGUF bytes (rows, bytes of a row). Kinds: random, extreme, subnormal, zeros (of scales and values)."""
     rng = np.random.RandomState(seed)
     if type_ in ("F32", "F16"):
         if type_ == "F16" and kind == "subnormal":
@@ -357,7 +384,13 @@ def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
         else:
             w = values(kind, (rows, cols), seed)
         return w.astype(f32 if type_ == "F32" else np.float16).view(np.uint8)
-    blocks = (rows, cols // 32)
+    if type_ == "BF16":
+        w = np.ldexp(f32(1.9921875), 100) * rng.choice(np.array([1, -1], f32), (rows, cols))
+        w = w if kind == "extreme" else values(kind, (rows, cols), seed)
+        return (w.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    blocks = (rows, cols // BLOCK[type_])
+    if type_ not in ("Q8_0", "Q4_1"):
+        return random_blocks(type_, kind, blocks, rng).view(np.uint8).reshape(rows, -1)
     d, m = (halves(kind, (*blocks, 1), seed + i).view(np.uint8) for i in (1, 2))
     if type_ == "Q8_0":
         code = rng.randint(-128, 128, (*blocks, 32)).astype(np.int8)
@@ -371,10 +404,42 @@ def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
     return np.concatenate(parts, axis=-1).reshape(rows, -1)
 
 
+# The bytes of a field that stand for its lowest and highest values, where these are not 0x00 and 0xFF.
+EXTREME_BYTES = {
+    ("Q6_K", "scales"): (0x80, 0x7F),
+    ("MXFP4", "qs"): (0xFF, 0x77),
+    **{
+        (type_, "scales"): (0xFF, 0xFF) for type_ in ("Q2_K", "Q4_K", "Q5_K")
+    },  # scales and minimums, unsigned
+}
+
+
+def random_blocks(type_: str, kind: str, blocks: tuple[int, int], rng: np.random.RandomState) -> Array:
+    """Blocks (rows, blocks). Extreme: rows of all lowest and all highest codes in turn, and of sub-scales in
+    pairs, with the largest scales that overflow nothing.
+    """
+    b = np.zeros(blocks, ref.UNPACK[TYPES[type_]][0])
+    for name in b.dtype.names or ():
+        field = b[name]
+        if name in ("d", "dmin", "m"):
+            field[...] = halves(kind, blocks, rng.randint(1 << 30))
+        elif name == "e":
+            low, high = {"random": (110, 124), "subnormal": (0, 4), "extreme": (236, 239)}.get(kind, (0, 255))
+            field[...] = rng.randint(low, high, blocks)
+        elif kind == "extreme":
+            turn = np.arange(blocks[0]) // (1 if name.startswith(("q", "hmask")) else 2) % 2
+            ends = np.array(EXTREME_BYTES.get((type_, name), (0x00, 0xFF)), np.uint8)
+            field[...] = ends.view(field.dtype)[turn].reshape(-1, 1, 1)
+        else:
+            field[...] = rng.randint(0, 256, field.shape).astype(np.uint8).view(field.dtype)
+            if type_ == "MXFP4" and kind == "zeros":  # there is no scale of zero, but two codes
+                field[...] &= 0x88
+    return b
+
+
 def reference_weight(type_: str, raw: Array) -> Any:
     """The reference backend's matrix of the same bytes."""
-    size, unpack = ref.UNPACK[TYPES[type_]]
-    return unpack(raw.reshape(len(raw), -1, size))
+    return ref.matrix(TYPES[type_], len(raw), raw)
 
 
 # ---- attention, all outputs at once ------------------------------------------------------------------------

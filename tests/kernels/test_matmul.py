@@ -7,14 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels.harness import LEVELS, Native, Out, Weight, check, f32, raw_weight, reference_weight, values
+from kernels.harness import (
+    BLOCK,
+    LEVELS,
+    Native,
+    Out,
+    Weight,
+    check,
+    f32,
+    raw_weight,
+    reference_weight,
+    values,
+)
 
 from pyinfer.backend import reference as ref
 
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 40)
-COLS: dict[str, tuple[int, ...]] = {"F32": (1, 7, 32, 33, 64, 96, 256), "F16": (1, 7, 32, 33, 64, 96, 256)}
-COLS |= {"Q4_1": (32, 64, 96, 256), "Q8_0": (32, 64, 96, 256)}
+COLS_OF_BLOCK = {1: (1, 7, 32, 33, 64, 96, 256), 32: (32, 64, 96, 256), 256: (256, 512, 768)}
+COLS = {type_: COLS_OF_BLOCK[block] for type_, block in BLOCK.items()}
 MATRICES = [(type_, cols) for type_ in COLS for cols in COLS[type_]]
 
 # (weights, inputs): each pair on a few shapes; the first on all of them
@@ -31,6 +42,7 @@ PAIRS = [
     ("random", "tiny"),
     ("zeros", "random"),
     ("extreme", "codes"),  # int8 code -128 against 127 and -127: saturates what is not exact
+    ("extreme", "same"),  # the largest sums: overflows narrow accumulators
     ("extreme", "random"),
     ("subnormal", "large"),
     ("subnormal", "subnormal"),
@@ -70,12 +82,13 @@ def test_matmul(native: Native, type_: str, cols: int) -> None:
 @pytest.mark.parametrize("type_", COLS)
 @pytest.mark.parametrize("kind", ["random", "mixed"])
 def test_matmul_adds_after_the_fold(native: Native, type_: str, kind: str) -> None:
-    x, want = expected(type_, "random", "random", 64)
+    cols = max(64, BLOCK[type_])
+    x, want = expected(type_, "random", "random", cols)
     for rows, tokens in ((1, 1), (17, 1), (17, 9), (33, 3), (48, 40)):
         add = values(kind, (tokens, rows), seed=rows)
-        w = native.weight(type_, matrix(type_, "random", 64)[:rows], rows, 64)
-        got = run(native, w, x[:tokens], add)
-        check("matmul + add", native.level, rows, (type_, rows, 64, tokens), got, add + want[:tokens, :rows])
+        w = native.weight(type_, matrix(type_, "random", cols)[:rows], rows, cols)
+        where, got = (type_, rows, cols, tokens), run(native, w, x[:tokens], add)
+        check("matmul + add", native.level, rows, where, got, add + want[:tokens, :rows])
 
 
 @pytest.mark.parametrize(
@@ -87,13 +100,20 @@ def test_matmul_adds_after_the_fold(native: Native, type_: str, kind: str) -> No
         (("Q4_1", 48), ("Q4_1", 15), ("Q8_0", 15)),
         (("F16", 33), ("Q8_0", 2), ("F32", 17)),
         (("Q8_0", 16), ("F16", 1), ("Q4_1", 31)),
+        (("Q4_0", 33), ("Q5_0", 16), ("BF16", 2)),
+        (("IQ4_NL", 17), ("MXFP4", 48), ("Q5_1", 1)),
+        (("Q4_K", 48), ("Q4_K", 16), ("Q6_K", 16)),
+        (("Q6_K", 17), ("Q8_0", 31)),
+        (("Q3_K", 16), ("Q5_K", 33), ("Q2_K", 5)),
+        (("Q2_K", 31), ("IQ4_XS", 48), ("F16", 17)),
     ],
     ids=lambda parts: "+".join(f"{t}x{n}" for t, n in parts),
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_several_matrices_at_once(parts: tuple[tuple[str, int], ...], threads: int, native: Native) -> None:
     many = Native(native.level, threads)
-    for cols in (32, 96):
+    block = max(BLOCK[t] for t, _ in parts)
+    for cols in (256, 512) if block == 256 else (32, 96):
         x = values("random", (max(TOKENS), cols), seed=cols + 1)
         weights = [many.weight(t, matrix(t, "random", cols)[:n], n, cols) for t, n in parts]
         padding = [None] * (3 - len(parts))
@@ -131,6 +151,24 @@ def test_gather_rows(native: Native, type_: str, cols: int, kind: str) -> None:
             got = native.op("pi_gather_rows", w, np.array(ids, np.int32), len(ids), Out((len(ids), cols)))
             want = reference_weight(type_, raw[:rows]).rows(ids)
             check("gather_rows", native.level, cols, (type_, kind, rows, ids), got, want)
+
+
+def test_every_scale_of_mxfp4(native: Native) -> None:
+    """Row e has the scale 2^(e - 128), from subnormals to where codes times it are infinite."""
+    raw = raw_weight("MXFP4", "random", 256, 32, seed=1)
+    raw[:, 0] = np.arange(256)
+    w, reference = native.weight("MXFP4", raw, 256, 32), reference_weight("MXFP4", raw)
+    rows = native.op("pi_gather_rows", w, np.arange(256, dtype=np.int32), 256, Out((256, 32)))
+    check("gather_rows", native.level, 1, "MXFP4", rows, reference.rows(range(256)))
+    for power in (-80, 0, 40):  # of the inputs; their products with the largest scales are finite at -80
+        x = np.ldexp(values("random", (9, 32), seed=2), power)
+        with np.errstate(over="ignore"):
+            want = reference.matmul(x)
+        finite = np.isfinite(want).all(axis=0)
+        assert finite.all() == (power == -80)
+        for tokens in (1, 9):
+            got = run(native, w, x[:tokens])
+            check("matmul", native.level, power, "MXFP4", got[:, finite], want[:tokens, finite])
 
 
 @pytest.mark.parametrize("kind", ["random", "mixed", "cancel", "signed_zeros", "subnormal", "zeros"])

@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from pyinfer.errors import ModelError
 from pyinfer.gguf_file import GGUFFile
 from pyinfer.model.config import OPTIONAL_TENSORS, Config, expected_tensors
 
-F16, F32, Q8_0, Q4_1, Q4_0, BF16 = (
-    getattr(GGMLQuantizationType, name) for name in ("F16", "F32", "Q8_0", "Q4_1", "Q4_0", "BF16")
+F16, F32, F64, Q8_0, Q8_1, IQ2_XXS, TQ1_0 = (
+    GGMLQuantizationType[name] for name in ("F16", "F32", "F64", "Q8_0", "Q8_1", "IQ2_XXS", "TQ1_0")
 )
+TYPE_NAMES = (
+    "F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K, Q2_K"
+)
+TYPES = [GGMLQuantizationType[name] for name in TYPE_NAMES.split(", ")]
 MISSING = object()
 
 N_LAYERS, D_MODEL, D_FF, N_VOCAB, HEAD_DIM = 2, 64, 96, 5, 32
@@ -58,6 +62,25 @@ def tensors(arch: str = "llama") -> Tensors:
     return {name: (shape, F32 if len(shape) == 1 else F16) for name, shape in shapes.items()}
 
 
+# Rows of 256, a block of the larger types.
+WIDE_KEYS = {"llama.embedding_length": 256, "llama.feed_forward_length": 512, "llama.attention.head_count": 8}
+WIDE_CONFIG = {"d_model": 256, "d_ff": 512, "n_heads": 8}
+
+
+def wide_tensors(matrices: GGMLQuantizationType) -> Tensors:
+    """As WIDE_KEYS say."""
+    inner = {"attn_q": (256, 256), "attn_k": (64, 256), "attn_v": (64, 256), "attn_output": (256, 256)}
+    inner |= {"ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512)}
+    shapes = {f"blk.{l}.{name}.weight": shape for l in range(N_LAYERS) for name, shape in inner.items()}
+    norms = [name for name, (shape, _) in tensors().items() if len(shape) == 1]
+    kinds = {name: (shape, matrices) for name, shape in shapes.items()}
+    return {
+        "token_embd.weight": ((N_VOCAB, 256), matrices),
+        **kinds,
+        **{name: ((256,), F32) for name in norms},
+    }
+
+
 def keys(arch: str = "llama") -> dict[str, Any]:
     renamed = {key.replace("llama.", f"{arch}."): value for key, value in KEYS.items()}
     return renamed | {"general.architecture": arch}
@@ -94,7 +117,11 @@ def build(tmp_path: Path) -> Build:
         for name, tensor in all_tensors.items():
             if tensor is not None:
                 shape, kind = tensor
-                writer.add_tensor(name, quantize(np.full(shape, fill, np.float32), kind), raw_dtype=kind)
+                if kind in (F32, F16):
+                    data = quantize(np.full(shape, fill, np.float32), kind)
+                else:
+                    data = np.zeros(quant_shape_to_byte_shape(shape, kind), np.uint8)
+                writer.add_tensor(name, data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -187,7 +214,13 @@ GOOD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             {name: (shape, kind) for name, (shape, _) in tensors().items() if shape[1:]},
             {},
         )
-        for kind in (F32, F16, Q8_0, Q4_1)
+        for kind in TYPES
+        if GGML_QUANT_SIZES[kind][0] <= 32
+    },
+    **{
+        f"type-{kind.name}": (WIDE_KEYS, wide_tensors(kind), WIDE_CONFIG)
+        for kind in TYPES
+        if GGML_QUANT_SIZES[kind][0] > 32
     },
 }
 
@@ -296,10 +329,10 @@ BAD_TENSORS: list[tuple[str, str, Any, str]] = [
         if len(shape) == 1
     ),
     *(
-        ("llama", name, (shape, kind), f"type {kind.name} is unsupported; get .* F32, F16, Q8_0, Q4_1 here")
+        ("llama", name, (shape, kind), f"type {kind.name} is unsupported; get .* {TYPE_NAMES} here")
         for name, (shape, _) in tensors().items()
         if len(shape) == 2
-        for kind in (Q4_0, BF16)
+        for kind in (Q8_1, F64)
     ),
     ("llama", "blk.1.ffn_norm.weight", ((D_MODEL,), F16), "type F16 is unsupported; get .* F32 here"),
     ("llama", "output_norm.weight", ((D_MODEL,), Q8_0), "type Q8_0 is unsupported"),
@@ -320,6 +353,15 @@ BAD_TENSORS: list[tuple[str, str, Any, str]] = [
 def test_bad_tensor(build: Build, arch: str, name: str, tensor: Any, message: str) -> None:
     with pytest.raises(ModelError, match=rf"tiny\.gguf: tensor '{re.escape(name)}': .*{message}"):
         build(arch, {}, {name: tensor})
+
+
+@pytest.mark.parametrize("kind", [IQ2_XXS, TQ1_0])
+def test_bad_type_of_wide_blocks(build: Build, kind: GGMLQuantizationType) -> None:
+    wide = wide_tensors(F16) | {"blk.1.ffn_down.weight": ((256, 512), kind)}
+    with pytest.raises(
+        ModelError, match=rf"'blk\.1\.ffn_down\.weight': type {kind.name} is unsupported; get"
+    ):
+        build("llama", WIDE_KEYS, wide)
 
 
 @pytest.mark.parametrize("fill", [0.0, -1.0, math.inf, math.nan])
