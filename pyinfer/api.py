@@ -79,6 +79,7 @@ def load(
     kv_dtype: str = "f16",
     ctx: int | None = None,
     chunk: int | None = None,
+    pack: bool = True,
     progress: bool = True,
 ) -> Model:
     """Loads a model: "smollm2", a path to a .gguf file, or "hf:OWNER/REPO[:QUANT or FILE]".
@@ -87,12 +88,16 @@ def load(
     kv, kv_dtype       "positional" or "append"; "f16" or "f32"
     ctx                tokens the context holds; None: what the model was trained for, at most 8,192
     chunk              tokens of a prompt run at once; None: 512
+    pack               copy the weights into the layout that kernels read; False: run from the mapped file,
+                       slower, in less memory: the weights then are the system's file cache
     progress           show bars on stderr for what takes long
 
     Of all these only the model and kv_dtype move a logit. Raises FetchError, ModelError, BackendError,
     InputError.
     """
-    return Model(resolve(model, progress=progress), backend, threads, kv, kv_dtype, ctx, chunk, progress)
+    return Model(
+        resolve(model, progress=progress), backend, threads, kv, kv_dtype, ctx, chunk, pack, progress
+    )
 
 
 class Model:
@@ -107,13 +112,14 @@ class Model:
         kv_dtype: str,
         ctx: int | None,
         chunk: int | None,
+        pack: bool,
         progress: bool,
     ) -> None:
         _check_counts(ctx=ctx, chunk=chunk)
         self._ops = backend.create(backend_name, threads)
         self._file = GGUFFile(path)
         try:
-            self._decoder = registry.load(self._file, self._ops, progress=progress)
+            self._decoder = registry.load(self._file, self._ops, pack=pack, progress=progress)
             self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
             self.config = self._decoder.config
             if ctx is not None and ctx > self.config.n_ctx_train:
@@ -127,7 +133,6 @@ class Model:
         except BaseException:
             self._file.close()
             raise
-        self._file.drop_pages()  # the weights are packed; the file is read again for its hash only
         self._closed = False
 
     @property

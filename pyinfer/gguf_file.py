@@ -129,10 +129,12 @@ class GGUFFile:
             self._sha256 = digest.hexdigest()
         return self._sha256
 
-    def drop_pages(self) -> None:
-        """Lets the system take back the memory behind the map; pages return from the file when touched."""
+    def drop_pages(self, name: str) -> None:
+        """Lets the system take back the memory behind tensor `name`; touched, it returns from the file."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+            info = self.tensors[name]
+            start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def close(self) -> None:
         """Unmaps the file, or leaves that to the last array from `data` still alive. Safe to call again."""

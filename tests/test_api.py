@@ -410,6 +410,9 @@ def test_digest(model, path):
         {"chunk": 1},
         {"chunk": 4},
         {"ctx": 17},
+        {"pack": False},
+        {"pack": False, "backend": "reference"},
+        {"pack": False, "threads": 3, "chunk": 5},
     ],
     ids=str,
 )

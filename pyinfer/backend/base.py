@@ -68,8 +68,10 @@ class Backend(ABC):
         """The values of x. Those of a tensor made by `zeros` or `tensor` may be written to."""
 
     @abstractmethod
-    def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> Weight:
-        """A matrix (rows, cols) from GGUF data of a GGML type."""
+    def weight(
+        self, type: int, rows: int, cols: int, data: NDArray[np.uint8], *, pack: bool = True
+    ) -> Weight:
+        """A matrix (rows, cols) from GGUF data of a GGML type; unless `pack`, it may keep and use `data`."""
 
     def kernels(self) -> dict[str, str]:
         """Which kernel runs each entry of the backend's table."""

@@ -65,12 +65,12 @@ class CTensor:
 
 
 class CWeight:
-    """A packed matrix (rows, cols)."""
+    """A matrix (rows, cols): packed, or in `src`, GGUF data that it keeps alive."""
 
-    __slots__ = ("ptr", "shape")
+    __slots__ = ("ptr", "shape", "src")
 
-    def __init__(self, ptr: Any, shape: tuple[int, int]) -> None:
-        self.ptr, self.shape = ffi.gc(ptr, lib.pi_weight_free, lib.pi_weight_bytes(ptr)), shape
+    def __init__(self, ptr: Any, shape: tuple[int, int], src: Any = None) -> None:
+        self.ptr, self.shape, self.src = ffi.gc(ptr, lib.pi_weight_free), shape, src
 
 
 class NativeBackend(Backend):
@@ -155,14 +155,16 @@ class NativeBackend(Backend):
         self._not_replayable()  # whoever asks for values computes with them
         return x.array if x.home is None else x.array.copy()  # recycled memory does not outlive x
 
-    def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> CWeight:
-        out = ffi.new("pi_weight **")
-        code = lib.pi_weight_new(self.ctx, int(type), rows, cols, ffi.from_buffer(data), data.nbytes, 1, out)
+    def weight(
+        self, type: int, rows: int, cols: int, data: NDArray[np.uint8], *, pack: bool = True
+    ) -> CWeight:
+        out, src = ffi.new("pi_weight **"), ffi.from_buffer(data)
+        code = lib.pi_weight_new(self.ctx, int(type), rows, cols, src, data.nbytes, pack, out)
         if code == lib.PI_ETYPE:
             raise ModelError(f"weight type {GGMLQuantizationType(type).name} has no kernel")
         if code:
             _fail(code, lib.pi_weight_new)
-        return CWeight(out[0], (rows, cols))
+        return CWeight(out[0], (rows, cols), None if pack else src)
 
     def kernels(self) -> dict[str, str]:
         return {

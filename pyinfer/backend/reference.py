@@ -396,7 +396,9 @@ class ReferenceBackend(Backend):
     def numpy(self, x: NDArray[Any]) -> NDArray[Any]:
         return x
 
-    def weight(self, type: int, rows: int, cols: int, data: NDArray[np.uint8]) -> Codes | Floats:
+    def weight(
+        self, type: int, rows: int, cols: int, data: NDArray[np.uint8], *, pack: bool = True
+    ) -> Codes | Floats:
         if type not in UNPACK:
             raise ModelError(f"the reference backend has no weight type {T(type).name}")
         return matrix(type, rows, data)

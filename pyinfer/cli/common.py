@@ -82,6 +82,12 @@ def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) ->
         "--ctx", type=number(int, 1), metavar="N", help="tokens the context holds (the model's)"
     )
     group.add_argument("--chunk", type=number(int, 1), metavar="N", help="tokens of a prompt run at once")
+    group.add_argument(
+        "--no-pack",
+        dest="pack",
+        action="store_false",
+        help="run from the mapped file: slower, in half the memory, the same bytes",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
@@ -137,6 +143,7 @@ def load(args: argparse.Namespace) -> "pyinfer.Model":
         kv_dtype=args.kv_dtype,
         ctx=args.ctx,
         chunk=args.chunk,
+        pack=args.pack,
     )
 
 

@@ -26,9 +26,10 @@ class Decoder(Protocol):
     def forward(self, tokens: Sequence[int], cache: Cache, *, last_only: bool = True) -> Tensor: ...
 
 
-def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
+def load(file: GGUFFile, ops: Backend, *, pack: bool = True, progress: bool = False) -> Decoder:
     """Checks the file and packs its weights for the backend. Raises ModelError naming what is at fault.
 
+    pack: else matrices stay in the mapped file and are packed piece by piece while they are used.
     progress: a bar on stderr, if that is a terminal, when it takes longer than half a second.
     """
     config = Config.from_gguf(file)
@@ -43,7 +44,8 @@ def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
         leave=False,
         disable=None if progress else True,
     ) as bar:
-        for name, info in file.tensors.items():
+        # The largest first, each let go behind the packer: so file and copy never stand in memory together.
+        for name, info in sorted(file.tensors.items(), key=lambda item: -item[1].nbytes):
             data = file.data(name)
             if name == "rope_freqs.weight":
                 factors = data.view("<f4").astype(np.float32)
@@ -51,6 +53,8 @@ def load(file: GGUFFile, ops: Backend, *, progress: bool = False) -> Decoder:
                 tensors[name] = ops.tensor(data.view("<f4").astype(np.float32)[None])
             else:
                 rows, cols = info.shape
-                tensors[name] = ops.weight(info.type, rows, cols, data)
+                tensors[name] = ops.weight(info.type, rows, cols, data, pack=pack)
+                if pack:
+                    file.drop_pages(name)
             bar.update(info.nbytes)
     return ARCHITECTURES[config.arch](config, ops, tensors, RopeTables(ops, config, factors))

@@ -195,7 +195,7 @@ class View:
 
 
 class Weight:
-    """A packed matrix and its reference twin."""
+    """A matrix and the GGUF bytes it came from, or lies in if it is not packed."""
 
     def __init__(self, ptr: Any, type_: str, raw: Array, rows: int, cols: int) -> None:
         self.ptr, self.type, self.rows, self.cols, self.raw = (
@@ -258,11 +258,13 @@ class Native:
         self.memory.clear()
         return results[0] if len(results) == 1 else results
 
-    def weight(self, type_: str, raw: Array, rows: int, cols: int) -> Weight:
-        """Packs GGUF bytes that start at an odd address."""
+    def weight(self, type_: str, raw: Array, rows: int, cols: int, *, pack: bool = True) -> Weight:
+        """From GGUF bytes: packed ones start at an odd address and end at a guard page."""
         out = ffi.new("pi_weight **")
-        src = self.memory.place(np.ascontiguousarray(raw).view(np.uint8).reshape(-1))
-        code = lib.pi_weight_new(self.ctx, TYPES[type_], rows, cols, self.pointer(src), src.nbytes, 1, out)
+        raw = np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
+        src = self.memory.place(raw) if pack else raw
+        address = self.pointer(src) if pack else ffi.from_buffer(raw)
+        code = lib.pi_weight_new(self.ctx, TYPES[type_], rows, cols, address, src.nbytes, pack, out)
         assert code == 0, f"pi_weight_new level={self.level} {type_} {rows} x {cols}: returned {code}"
         del src
         self.memory.clear()

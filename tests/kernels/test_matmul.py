@@ -129,16 +129,22 @@ def test_several_matrices_at_once(parts: tuple[tuple[str, int], ...], threads: i
 
 @pytest.mark.parametrize("type_", COLS)
 def test_blocks_of_tokens_and_threads_agree_across_levels(type_: str) -> None:
-    """More tokens than one block holds (192 KiB of codes), more chunks than threads."""
+    """More tokens than one block holds (192 KiB of codes), more chunks than threads, more groups than are
+    packed at a time of an unpacked matrix."""
     rows, cols, tokens = 161, 4096, 53
     raw, x = raw_weight(type_, "random", rows, cols, seed=8), values("random", (tokens, cols), seed=9)
     want = None
     for level in LEVELS:
         for threads in (1,) if level == "ref" else (1, 2, 3):
-            native = Native(level, threads)
-            got = run(native, native.weight(type_, raw, rows, cols), x)
-            want = got if want is None else want
-            check("matmul", level, 8, (type_, rows, cols, tokens, threads), got, want)
+            for pack in (True, False):
+                native = Native(level, threads)
+                w = native.weight(type_, raw, rows, cols, pack=pack)
+                got = run(native, w, x)
+                want = got if want is None else want
+                check("matmul", level, 8, (type_, rows, cols, tokens, threads, pack), got, want)
+                check(
+                    "matmul", level, 8, (type_, rows, cols, 1, threads, pack), run(native, w, x[:1]), want[:1]
+                )
 
 
 @pytest.mark.parametrize(("type_", "cols"), MATRICES)
@@ -151,6 +157,9 @@ def test_gather_rows(native: Native, type_: str, cols: int, kind: str) -> None:
             got = native.op("pi_gather_rows", w, np.array(ids, np.int32), len(ids), Out((len(ids), cols)))
             want = reference_weight(type_, raw[:rows]).rows(ids)
             check("gather_rows", native.level, cols, (type_, kind, rows, ids), got, want)
+        unpacked = native.weight(type_, raw[:rows], rows, cols, pack=False)
+        got = native.op("pi_gather_rows", unpacked, np.array(ids, np.int32), len(ids), Out((len(ids), cols)))
+        check("gather_rows", native.level, cols, (type_, kind, rows, "unpacked"), got, want)
 
 
 def test_every_scale_of_mxfp4(native: Native) -> None:
