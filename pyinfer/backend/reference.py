@@ -29,10 +29,11 @@ BLOCK = 32
 def fma(a: Any, b: Any, c: Any) -> F32:
     """float32 a * b + c with one rounding.
 
-    The product of two float32 is exact in float64. Rounding the sum there, then to float32, goes wrong only where
-    the first lands half way between two float32: such a float64 ends in 28 zero bits or more. Those are rounded to
-    odd instead (S. Boldo and G. Melquiond, "When double rounding is odd", 2004): truncated, with the last bit set
-    if anything was lost; so the rounding to float32 that follows is as if from the exact value.
+    The product of two float32 is exact in float64. To round the sum there and then to float32 goes wrong
+    only where the first lands half way between two float32: at a float64 that ends in 28 zero bits or more.
+    Such a sum is rounded to odd instead (S. Boldo and G. Melquiond, "When double rounding is odd", 2004):
+    truncated, with the last bit set if anything was lost; so the second rounding is as if from the exact
+    value.
     """
     a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):

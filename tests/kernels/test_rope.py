@@ -44,8 +44,8 @@ def test_rope_table(lone: Native, rot: int, first: int) -> None:
             check(f"rope_table {name}", "all", 0, (first, rot, base, scale, factors is not None), a, b)
 
 
-# Some positions where gcc, left to contract, moves a value: it fuses p = a * b, of which the error-free product goes on
-# to take the rest, into a sum. tools/variants.sh builds with that, and this test must then fail.
+# Positions where gcc, left to contract, moves a value: it fuses the product of `two_prod` into a sum that is
+# to tell what that product lost. tools/variants.sh builds like that, and this must fail there.
 CONTRACTED = (5014, 10028, 11149, 11704, 13516, 15626, 16099, 16315)
 
 
