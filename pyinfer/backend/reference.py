@@ -29,20 +29,25 @@ BLOCK = 32
 def fma(a: Any, b: Any, c: Any) -> F32:
     """float32 a * b + c with one rounding.
 
-    The product of two float32 is exact in float64. The sum there is rounded to odd (S. Boldo and G.
-    Melquiond, "When double rounding is odd", 2004): truncated, with the last bit set if anything was lost; so
-    the rounding to float32 that follows is as if from the exact value.
+    The product of two float32 is exact in float64. To round the sum there and then to float32 goes wrong
+    only where the first lands half way between two float32: at a float64 that ends in 28 zero bits or more.
+    Such a sum is rounded to odd instead (S. Boldo and G. Melquiond, "When double rounding is odd", 2004):
+    truncated, with the last bit set if anything was lost; so the second rounding is as if from the exact
+    value.
     """
     a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
     with np.errstate(all="ignore"):
-        p = a * b
-        s = p + c
-        v = s - p
-        lost = (p - (s - v)) + (c - v)
-        bits = s.view(np.int64)
-        away = np.where((lost > 0) == (s > 0), 1, -1)  # towards the exact value, in steps of magnitude
-        odd = np.where((lost != 0) & np.isfinite(s) & (bits & 1 == 0), bits + away, bits)
-        return odd.view(np.float64).astype(f32)
+        p = np.asarray(a * b)
+        s = np.asarray(p + c)
+        i = s.view(np.int64) & 0xFFF_FFFF == 0
+        if i.any():
+            p, c, t = np.broadcast_to(p, s.shape)[i], np.broadcast_to(c, s.shape)[i], s[i]
+            v = t - p
+            lost = (p - (t - v)) + (c - v)
+            towards = np.where((lost > 0) == (t > 0), 1, -1)  # the exact value, in steps of magnitude
+            odd = (lost != 0) & np.isfinite(t)  # the last bit of t is 0
+            s[i] = np.where(odd, t.view(np.int64) + towards, t.view(np.int64)).view(np.float64)
+        return s.astype(f32)
 
 
 # ---- section 2: the fold ----------------------------------------------------------------------------------

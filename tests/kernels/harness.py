@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -304,8 +305,9 @@ MAX = np.finfo(np.float32).max
 KINDS = ("random", "mixed", "large", "cancel", "signed_zeros", "subnormal", "zeros", "codes", "ties", "tiny")
 
 
+@cache
 def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """float32 values of one kind; the last axis is the one that folds run along."""
+    """float32 values of one kind; the last axis is the one that folds run along. Not to be written to."""
     rng = np.random.RandomState(seed)
     x = (rng.randint(-(1 << 23), 1 << 23, shape) * 2.0**-22).astype(f32)
     if kind == "mixed":  # magnitudes of all sizes beside each other
@@ -360,7 +362,9 @@ def values(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
         x = rng.choice(np.array(edges, f32), shape)
     else:
         assert kind == "random", kind
-    return np.ascontiguousarray(x, f32)
+    x = np.ascontiguousarray(x, f32)
+    x.setflags(write=False)
+    return x
 
 
 def halves(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float16]:
@@ -375,6 +379,7 @@ def halves(kind: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float16]:
     return (rng.randint(-(1 << 11), 1 << 11, shape) * 2.0**-17).astype(np.float16)
 
 
+@cache
 def raw_weight(type_: str, kind: str, rows: int, cols: int, seed: int) -> Array:
     """GGUF bytes (rows, bytes of a row). Kinds: random, extreme, subnormal, zeros (of scales and values)."""
     rng = np.random.RandomState(seed)

@@ -44,6 +44,19 @@ def test_rope_table(lone: Native, rot: int, first: int) -> None:
             check(f"rope_table {name}", "all", 0, (first, rot, base, scale, factors is not None), a, b)
 
 
+# Positions where gcc, left to contract, moves a value: it fuses the product of `two_prod` into a sum that is
+# to tell what that product lost. tools/variants.sh builds like that, and this must fail there.
+CONTRACTED = (5014, 10028, 11149, 11704, 13516, 15626, 16099, 16315)
+
+
+@pytest.mark.parametrize("position", CONTRACTED)
+def test_rope_table_shows_contraction(lone: Native, position: int) -> None:
+    got = table(lone, position, 1, 64, 10000.0, 1.0, None)
+    want = ref.rope_angles(position, 1, 64, 10000.0, 1.0, None)
+    for name, a, b in zip(("cos", "sin"), got, want, strict=True):
+        check(f"rope_table {name}", "all", 0, position, a, b)
+
+
 # ---- against decimal arithmetic ----------------------------------------------------------------------------
 
 DIGITS = 60

@@ -145,9 +145,18 @@ def test_workers_started_under_another_environment(native: Native) -> None:
 # ---- levels and names --------------------------------------------------------------------------------------
 
 
+def kernel_levels(native: Native) -> list[str]:
+    """Of each entry of the table, the level whose kernel runs it."""
+    return [ffi.string(lib.pi_ctx_kernel_level(native.ctx, i)).decode() for i in range(len(NAMES))]
+
+
+def own(level: str = LEVELS[-1]) -> list[str]:
+    """The entries that a level brings itself."""
+    return [name for name, of in zip(NAMES, kernel_levels(Native(level)), strict=True) if of == level]
+
+
 def test_each_level_runs_its_own_kernels(native: Native) -> None:
-    order = list(levels())
-    ran = [ffi.string(lib.pi_ctx_kernel_level(native.ctx, i)).decode() for i in range(len(NAMES))]
+    order, ran = list(levels()), kernel_levels(native)
     assert ffi.string(lib.pi_ctx_level(native.ctx)).decode() == native.level
     assert native.level in ran, "no entry comes from the level itself"
     assert all(order.index(level) <= order.index(native.level) for level in ran)
