@@ -1,5 +1,5 @@
 /* What this aarch64 CPU offers beyond NEON, which every one has: Linux tells by hardware capabilities, macOS by sysctl. */
-#include "../pi.h"
+#include "arm.h"
 #if PI_ARM
 
 #if defined(__APPLE__)

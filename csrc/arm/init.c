@@ -1,5 +1,5 @@
 /* Which kernels each aarch64 level adds to the table below it. */
-#include "../pi.h"
+#include "arm.h"
 #if PI_ARM
 
 #define X(name, args) void pi_##name##_neon args;

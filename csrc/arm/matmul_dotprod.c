@@ -1,5 +1,5 @@
 /* Matmul by sdot. */
-#include "../pi.h"
+#include "arm.h"
 #if PI_ARM
 
 #define LEVEL(name) name##_dotprod
@@ -8,7 +8,7 @@
 #include "sums.h"
 #include "sdot.h"
 
-PI_BEGIN(DOTPROD)
+PI_BEGIN(PI_DOTPROD)
 #define sums sums_sdot
 #include "../simd/matmul_quant.h"
 #define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 4, 3, 4)

@@ -4,7 +4,7 @@
  *   zip1(codes k, codes k + 1)   | row 0: c0..c3 c4..c7 | row 1: c0..c3 c4..c7 |
  *   x                            | token 0: x0..x7      | token 1: x0..x7      |
  *   sum                          | r0 t0 | r0 t1 | r1 t0 | r1 t1 |      uzp1, uzp2 of two sums: four rows of one token */
-#include "../pi.h"
+#include "arm.h"
 #if PI_ARM
 
 #define LEVEL(name) name##_i8mm
@@ -13,7 +13,7 @@
 #include "sums.h"
 #include "sdot.h"
 
-PI_BEGIN(I8MM)
+PI_BEGIN(PI_I8MM)
 
 PI_INLINE void sums_smmla SUMS_ARGS {
     if (T == 1) {

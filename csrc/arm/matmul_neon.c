@@ -1,5 +1,5 @@
 /* Baseline NEON matmul: bytes multiply into int16, two rows to a register, and pairs add up when its lanes are full. */
-#include "../pi.h"
+#include "arm.h"
 #if PI_ARM
 
 #define LEVEL(name) name##_neon

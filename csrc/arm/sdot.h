@@ -1,13 +1,5 @@
 /* A scale group's sums by sdot, for the levels that have it: four products of signed bytes into the int32 lane of their row. */
-#if defined(__clang__)
-#define DOTPROD "dotprod"
-#define I8MM "dotprod,i8mm"
-#else
-#define DOTPROD "arch=armv8.2-a+dotprod"
-#define I8MM "arch=armv8.2-a+dotprod+i8mm"
-#endif
-
-PI_BEGIN(DOTPROD)
+PI_BEGIN(PI_DOTPROD)
 PI_INLINE int32x4_t sdot(int32x4_t acc, int8x16_t c, int8x16_t x, int lane) {
     switch (lane) {
     case 0: return vdotq_laneq_s32(acc, c, x, 0);

@@ -1,5 +1,5 @@
 /* The kernels of simd/ for NEON. */
-#include "../pi.h"
+#include "arm.h"
 #if PI_ARM
 
 #define LEVEL(name) name##_neon

@@ -4,12 +4,9 @@
  *   dot  | row 0: int32       | row 1 | row 2 | row 3 |
  *
  * csrc/arm/matmul_<level>.c say how a level multiplies. */
-#include "../pi.h"
-#if PI_ARM
 #include "../simd/codes.h"
 
 enum { E2M1_OFFSET = 0 };
 PI_INLINE int8x16_t signed_codes(const pi_format f, const uint8_t *p, int k) {
     return vreinterpretq_s8_u8(codes(f, pi_table_e2m1, p, k));
 }
-#endif
