@@ -128,7 +128,22 @@ def write_tiny(
     """
     s = replace(SHAPES[arch], **shape)
     writer = GGUFWriter(path, arch)
-    writer.add_name(f"tiny {arch}")
+    add_header(writer, arch, s, f"tiny {arch}", "ALL_F32" if type == "F32" else f"MOSTLY_{type}")
+    if tokenizer:
+        add_tokenizer(writer, "qwen2" if arch == "qwen3" else "smollm", s.n_vocab)
+    for name, value in tiny_weights(arch, **shape).items():
+        ggml_type = GGMLQuantizationType[type if value.ndim > 1 else "F32"]
+        writer.add_tensor(name, quantize(value, ggml_type), raw_dtype=ggml_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(path)
+
+
+def add_header(writer: GGUFWriter, arch: str, s: Shape, name: str, file_type: str) -> None:
+    """The keys of a model but for its tokenizer's; file_type: a name of gguf's LlamaFileType."""
+    writer.add_name(name)
     writer.add_block_count(s.n_layers)
     writer.add_context_length(s.n_ctx)
     writer.add_embedding_length(s.d_model)
@@ -141,21 +156,11 @@ def write_tiny(
     writer.add_rope_freq_base(s.rope_base)
     writer.add_rope_dimension_count(s.head_dim)
     writer.add_vocab_size(s.n_vocab)
-    writer.add_file_type(LlamaFileType["ALL_F32" if type == "F32" else f"MOSTLY_{type}"])
+    writer.add_file_type(LlamaFileType[file_type])
     writer.add_quantization_version(2)
-    if tokenizer:
-        _add_tokenizer(writer, "qwen2" if arch == "qwen3" else "smollm", s.n_vocab)
-    for name, value in tiny_weights(arch, **shape).items():
-        ggml_type = GGMLQuantizationType[type if value.ndim > 1 else "F32"]
-        writer.add_tensor(name, quantize(value, ggml_type), raw_dtype=ggml_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return Path(path)
 
 
-def _add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int) -> None:
+def add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int) -> None:
     """A byte-level BPE: the 256 bytes in GPT-2's order, the merges, the specials, then unused tokens."""
     tokens = sorted(ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in MERGES]
     kinds = [TokenType.NORMAL] * len(tokens) + [TokenType.CONTROL] * len(SPECIALS)
