@@ -104,7 +104,7 @@ def type_of(mix: str, tensor: str, layer: int, s: Shape, cols: int, output: str 
 
 @cache
 def pool(type: str, seed: int) -> Bytes:
-    """POOL random blocks of a type, (POOL, bytes of a block), whose values are around 0 and spread by SPREAD."""
+    """POOL random blocks of a type, (POOL, bytes of a block); their values spread by SPREAD around 0."""
     kind = GGMLQuantizationType[type]
     rng = np.random.default_rng([seed, int(kind)])
     size = GGML_QUANT_SIZES[kind][1]
@@ -216,7 +216,9 @@ def write(path: str | Path, name: str, mix: str, *, output: str | None = None, s
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes a random GGUF model of a real shape.")
     parser.add_argument("name", choices=SHAPES)
-    parser.add_argument("type", choices=(*TYPES, *MIXTURES), metavar="TYPE", help=", ".join((*TYPES, *MIXTURES)))
+    parser.add_argument(
+        "type", choices=(*TYPES, *MIXTURES), metavar="TYPE", help=", ".join((*TYPES, *MIXTURES))
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--output", choices=TYPES, metavar="TYPE", help="of the output matrix; llama-quantize takes Q6_K"

@@ -173,7 +173,7 @@ def test_the_extension_exports_its_entry_alone() -> None:
     assert defined - {"init", "fini"} == {"PyInit__pi"}
 
 
-# ---- what bench holds speeds against ------------------------------------------------------------------------
+# ---- what bench holds speeds against -----------------------------------------------------------------------
 
 
 def test_the_read_measure_reads_every_word() -> None:
