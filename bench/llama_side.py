@@ -44,9 +44,7 @@ class Llama:
         self.length = 0
 
     def run(self, tokens: list[int], all_logits: bool = False) -> list[Any]:
-        """Logits (rows, n_vocab) of each batch if all of them are wanted; else the last token's are only
-        computed.
-        """
+        """Logits (rows, n_vocab) of each batch if all are wanted; else only the last token's are computed."""
         out, b = [], self.batch
         for at in range(0, len(tokens), BATCH):
             part = tokens[at : at + BATCH]
@@ -69,34 +67,28 @@ class Llama:
 
 
 def rates(job: dict[str, Any]) -> dict[str, list[float]]:
-    """Tokens per second by test, `repeats` times each after a warm-up: "pp P @ D" and "tg N @ D"."""
-    prompt, step, depths, repeats = job["prompt"], job["step"], job["depths"], job["repeats"]
+    """Tokens per second of `prompt` at once and of `step` one by one, after `depths` tokens of `context`:
+    `repeats` times each, after a warm-up. By test, as "pp512", "tg128 @ 2048".
+    """
+    prompt, step, context, depths = job["prompt"], job["step"], job["context"], job["depths"]
     most = max(depths) + max(len(prompt), len(step))
     llama = Llama(job["model"], -(-most // 256) * 256, job["threads"], job["flash"])
     out: dict[str, list[float]] = {}
-
-    def timed(name: str, depth: int, tokens: list[int], at_once: bool) -> None:
-        for i in range(repeats + 1):
-            llama.truncate(depth)
-            warm_up = i == 0
-            tokens_now = tokens if at_once or not warm_up else tokens[:8]
-            start = time.perf_counter()
-            if at_once:
-                llama.run(tokens_now)
-            else:
-                for token in tokens_now:
-                    llama.run([token])
-            if not warm_up:
-                out.setdefault(name, []).append(len(tokens) / (time.perf_counter() - start))
-
     for depth in depths:
         llama.truncate(0)
         if depth:
-            llama.run((prompt * (depth // len(prompt) + 1) if prompt else step * depth)[:depth])
-        if prompt:
-            timed(f"pp{len(prompt)} @ {depth}", depth, prompt, True)
-        if step:
-            timed(f"tg{len(step)} @ {depth}", depth, step, False)
+            llama.run(context[:depth])
+        for test, tokens in (("pp", [prompt]), ("tg", [[token] for token in step])):
+            n = sum(map(len, tokens))
+            for i in range(job["repeats"] + 1 if n else 0):
+                llama.truncate(depth)
+                start = time.perf_counter()
+                for part in tokens if i else tokens[:8]:
+                    llama.run(part)
+                if i:
+                    seconds = time.perf_counter() - start
+                    name = f"{test}{n} @ {depth}" if depth else f"{test}{n}"
+                    out.setdefault(name, []).append(n / seconds)
     return out
 
 
@@ -116,8 +108,5 @@ def logits(job: dict[str, Any]) -> dict[str, str]:
 if __name__ == "__main__":
     job = json.loads(sys.argv[1])
     answer = {"rates": rates, "logits": logits}[job["do"]](job)
-    print(
-        json.dumps(
-            {"version": lib.__version__, "system": lib.llama_print_system_info().decode(), "answer": answer}
-        )
-    )
+    system = lib.llama_print_system_info().decode()
+    print(json.dumps({"version": lib.__version__, "system": system, "answer": answer}))
