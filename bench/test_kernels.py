@@ -2,8 +2,9 @@
 
     pytest bench/ --benchmark-only [--threads N] [-k matmul]
 
-Matrices are those of a feed-forward of Qwen3 0.6B, of every weight type that the kernel tests know; heads those
-of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of Qwen3 (16 and 8 of 128). `extra_info` of a benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
+Matrices are those of a feed-forward of Qwen3 0.6B, of every weight type that the kernel tests know; heads
+those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of Qwen3 (16 and 8 of 128). `extra_info` of a
+benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def add(commands: common.Commands) -> None:
         allow_abbrev=False,
     )
     option, whole = parser.add_argument, common.number(int, 0)
-    option("models", metavar="MODEL", nargs="*", default=["smollm2"], help=f"{common.MODEL_HELP} (smollm2)")
+    option("models", metavar="MODEL", nargs="+", help=common.MODEL_HELP)
     option("-p", type=whole, default=512, metavar="N", help="tokens of the prompt; 0: none (%(default)s)")
     option("-n", type=whole, default=128, metavar="N", help="tokens to decode; 0: none (%(default)s)")
     option("-d", type=several(whole), default=[0], metavar="N,...", help="tokens in the context before (0)")
