@@ -1,7 +1,6 @@
 """`pyinfer bench`: tokens per second, and how far that is from what the machine could do."""
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -176,9 +175,9 @@ def draw(pyplot: Any, results: "Sequence[Result]", file: Path) -> None:
                 ax.plot([r.depth for r in found], y, marker="o", label=label)
             else:
                 error = [[y[0] - min(found[0].samples)], [max(found[0].samples) - y[0]]]
-                ax.bar_label(
-                    ax.bar(label, statistics.fmean(y), yerr=error, capsize=3), fmt="%.0f", label_type="center"
-                )
+                ax.bar(label, y[0], yerr=error, capsize=3)
+                at_foot = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "color": "white"}
+                ax.annotate(f"{y[0]:.0f}", (label, 0), **at_foot)
         ax.set(title=test, ylabel="tokens/s", ylim=(0, None))
         if over_depth:
             ax.set(xlabel="tokens in the context")
