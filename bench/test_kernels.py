@@ -2,8 +2,9 @@
 
     pytest bench/ --benchmark-only [--threads N] [-k matmul]
 
-The shapes are those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of models with 16 and 8 heads of
-128. `extra_info` of a benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
+Matrices are those of a feed-forward of Qwen3 0.6B, of every weight type that the kernel tests know; heads
+those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of Qwen3 (16 and 8 of 128). `extra_info` of a
+benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from gguf.quants import quantize
+from kernels.harness import TYPES
 from numpy.typing import NDArray
+from synth import matrix
 
 from pyinfer.backend.base import KVBufferView
 from pyinfer.backend.native import CTensor, CWeight, NativeBackend
@@ -24,7 +26,7 @@ from pyinfer.backend.native import CTensor, CWeight, NativeBackend
 Measure: TypeAlias = Callable[[Callable[[], Any], float, str], None]  # see conftest.py
 pytestmark = pytest.mark.benchmark(max_time=0.3, min_rounds=5)
 
-ROWS, COLS = 1536, 576
+ROWS, COLS = 3072, 1024
 COLD_BYTES = 128 << 20  # the weights of a model are read once per token: more than the caches keep
 HEADS = {"9q3kv64": (9, 3, 64), "16q8kv128": (16, 8, 128)}
 
@@ -36,7 +38,7 @@ def values(*shape: int) -> NDArray[np.float32]:
 
 @lru_cache(1)
 def gguf_matrix(type: str) -> NDArray[np.uint8]:
-    return quantize(values(ROWS, COLS), GGMLQuantizationType[type]).view(np.uint8)
+    return matrix(type, ROWS, COLS).reshape(-1)
 
 
 @lru_cache(1)  # of one type at a time; a packed matrix is the same at every level
@@ -60,9 +62,9 @@ def kv_view(ops: NativeBackend, layout: str, dtype: str, n_kv: int, dim: int, le
 
 
 @pytest.mark.parametrize("tokens", [128, 1], ids=[f"prefill128x{ROWS}x{COLS}", f"decode1x{ROWS}x{COLS}"])
-@pytest.mark.parametrize("type", ["Q8_0", "Q4_1", "F16", "F32"])
+@pytest.mark.parametrize("type", TYPES)
 def test_matmul(measure: Measure, ops: NativeBackend, type: str, tokens: int) -> None:
-    """x (tokens, 576) times a weight (1536, 576): once with many tokens, and for one token through many
+    """x (tokens, 1024) times a weight (3072, 1024): once with many tokens, and for one token through many
     weights.
     """
     x, weights = ops.tensor(values(tokens, COLS)), cold_weights(type)
@@ -75,6 +77,13 @@ def test_matmul(measure: Measure, ops: NativeBackend, type: str, tokens: int) ->
             ops.matmul(x, w)
 
     measure(decode, len(weights) * gguf_matrix(type).nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_gather_rows(measure: Measure, ops: NativeBackend, type: str) -> None:
+    """128 rows of a weight (3072, 1024), dequantised."""
+    w, ids = cold_weights(type)[0], list(range(0, 128 * 7, 7))
+    measure(lambda: ops.gather_rows(w, ids), len(ids) * COLS * 4, "GB/s")
 
 
 @pytest.mark.parametrize("shape", [(9, 64, 2048), (9, 2048, 64)], ids=["9x64x2048", "9x2048x64"])
@@ -114,3 +123,29 @@ def test_softmax(measure: Measure, ops: NativeBackend, shape: tuple[int, int]) -
 def test_swiglu(measure: Measure, ops: NativeBackend, shape: tuple[int, int]) -> None:
     gate, up = ops.tensor(values(*shape)), ops.tensor(values(*shape))
     measure(lambda: ops.swiglu(gate, up), 3 * gate.array.nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("op", ["silu", "add", "hadamard"])
+def test_elementwise(measure: Measure, ops: NativeBackend, op: str) -> None:
+    """On 128 rows of 1024 values."""
+    args = [ops.tensor(values(128, COLS)) for _ in range(1 if op == "silu" else 2)]
+    measure(lambda: getattr(ops, op)(*args), (len(args) + 1) * args[0].array.nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("neox", [False, True], ids=["norm", "neox"])
+def test_rope(measure: Measure, ops: NativeBackend, neox: bool) -> None:
+    """128 tokens of 16 heads of 128."""
+    x, (cos, sin) = ops.tensor(values(128, 16 * 128)), ops.rope_tables(0, 128, 128, 1e6, 1.0, None)
+    measure(lambda: ops.apply_rope(x, cos, sin, 0, 128, neox), 2 * x.array.nbytes, "GB/s")
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_kv_write(measure: Measure, ops: NativeBackend, dtype: str) -> None:
+    """128 tokens of 8 KV heads of 128, into tiles."""
+    view, rows = kv_view(ops, "tiles", dtype, 8, 128, 128), ops.tensor(values(128, 8 * 128))
+
+    def write() -> None:
+        view.length = 0
+        ops.kv_write(view, rows, rows)
+
+    measure(write, 2 * rows.array.nbytes, "GB/s")

@@ -70,3 +70,9 @@ int pi_rope(pi_ctx *c, const float *x, int64_t tokens, int64_t heads, int64_t he
             const float *cos, const float *sin, int64_t n_pos, int64_t first, float *y);
 /* Fills rows first..first+n of cos and sin [n][rot / 2]; factors: NULL or [rot / 2] divisors of the frequencies. */
 int pi_rope_table(int64_t first, int64_t n, int64_t rot, double base, double scale, const float *factors, float *cos, float *sin);
+
+/* What the machine can do, to hold speeds against. Reads all of `data`, whole blocks of 65,536 bytes; sum: the xor of its
+ * 64-bit words. Makes units * steps rounds of the level's fastest multiply-adds, of f32 (type PI_F32) or of bytes (PI_Q8_0);
+ * macs: how many that were, 0 at level ref. */
+int pi_measure_read(pi_ctx *c, const void *data, int64_t bytes, uint64_t *sum);
+int pi_measure_multiply(pi_ctx *c, int type, int64_t units, int64_t steps, int64_t *macs);

@@ -23,7 +23,7 @@ class Session:
 
     def __init__(self, decoder: Decoder, kv: cache.Cache, *, chunk: int | None = None) -> None:
         self.decoder, self.cache, self.chunk = decoder, kv, chunk or PREFILL_CHUNK
-        self._step: Replay | None = None  # a forward of one token
+        self.step: Replay | None = None  # a forward of one token
 
     def run(self, tokens: Sequence[int], *, all_logits: bool = False) -> Iterator[NDArray[np.float32]]:
         """Runs tokens in chunks; yields logits (chunk, n_vocab) of each, or only (1, n_vocab) of the very
@@ -52,9 +52,9 @@ class Session:
         decoder, kv = self.decoder, self.cache
         if len(tokens) > 1 or kv.views is None:
             return decoder.ops.numpy(decoder.forward(tokens, kv, last_only=not all_logits))
-        if self._step is not None and kv.length < self._step.positions:
-            return self._step.run(tokens)
-        logits, self._step = decoder.ops.capture(lambda: decoder.forward(tokens, kv), kv.views)
+        if self.step is not None and kv.length < self.step.positions:
+            return self.step.run(tokens)
+        logits, self.step = decoder.ops.capture(lambda: decoder.forward(tokens, kv), kv.views)
         return decoder.ops.numpy(logits)
 
 

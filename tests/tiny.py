@@ -167,24 +167,11 @@ def write_tiny(
     """
     s = replace(SHAPES[arch], **shape)
     writer = GGUFWriter(path, arch)
-    writer.add_name(f"tiny {arch}")
-    writer.add_block_count(s.n_layers)
-    writer.add_context_length(s.n_ctx)
-    writer.add_embedding_length(s.d_model)
-    writer.add_feed_forward_length(s.d_ff)
-    writer.add_head_count(s.n_heads)
-    writer.add_head_count_kv(s.n_kv_heads)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_layer_norm_rms_eps(s.eps)
-    writer.add_rope_freq_base(s.rope_base)
-    writer.add_rope_dimension_count(s.head_dim)
-    writer.add_vocab_size(s.n_vocab)
     kinds = ("ALL_F32",) if type == "F32" else (f"MOSTLY_{type}", f"MOSTLY_{type}_M", f"MOSTLY_{type}_MOE")
-    writer.add_file_type(next(LlamaFileType[kind] for kind in kinds if kind in LlamaFileType.__members__))
-    writer.add_quantization_version(2)
+    kind = next(kind for kind in kinds if kind in LlamaFileType.__members__)
+    add_header(writer, arch, s, f"tiny {arch}", kind)
     if tokenizer:
-        _add_tokenizer(writer, "qwen2" if arch == "qwen3" else "smollm", s.n_vocab)
+        add_tokenizer(writer, "qwen2" if arch == "qwen3" else "smollm", s.n_vocab)
     for i, (name, value) in enumerate(tiny_weights(arch, **shape).items()):
         stem = name.removesuffix(".weight").split(".")[-1]
         ggml_type = GGMLQuantizationType[(types or {}).get(stem, type) if value.ndim > 1 else "F32"]
@@ -200,7 +187,26 @@ def write_tiny(
     return Path(path)
 
 
-def _add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int) -> None:
+def add_header(writer: GGUFWriter, arch: str, s: Shape, name: str, file_type: str) -> None:
+    """The keys of a model but for its tokenizer's; file_type: a name of gguf's LlamaFileType."""
+    writer.add_name(name)
+    writer.add_block_count(s.n_layers)
+    writer.add_context_length(s.n_ctx)
+    writer.add_embedding_length(s.d_model)
+    writer.add_feed_forward_length(s.d_ff)
+    writer.add_head_count(s.n_heads)
+    writer.add_head_count_kv(s.n_kv_heads)
+    writer.add_key_length(s.head_dim)
+    writer.add_value_length(s.head_dim)
+    writer.add_layer_norm_rms_eps(s.eps)
+    writer.add_rope_freq_base(s.rope_base)
+    writer.add_rope_dimension_count(s.head_dim)
+    writer.add_vocab_size(s.n_vocab)
+    writer.add_file_type(LlamaFileType[file_type])
+    writer.add_quantization_version(2)
+
+
+def add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int) -> None:
     """A byte-level BPE: the 256 bytes in GPT-2's order, the merges, the specials, then unused tokens."""
     tokens = sorted(ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in MERGES]
     kinds = [TokenType.NORMAL] * len(tokens) + [TokenType.CONTROL] * len(SPECIALS)

@@ -23,8 +23,7 @@ def create(name: str = "auto", threads: int | None = None) -> Backend:
         name = "parallel"
     if name not in NAMES:
         raise BackendError(f"there is no backend {name!r}; there are auto, {', '.join(NAMES)}")
-    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
-        raise BackendError(f"threads={threads!r}: give a whole number from 1 to {MAX_THREADS}")
+    check_threads(threads)
     if name != "parallel" and threads not in (None, 1):
         raise BackendError(f"backend {name} runs on one thread; for {threads} threads use backend parallel")
     if name == "reference":
@@ -36,6 +35,12 @@ def create(name: str = "auto", threads: int | None = None) -> Backend:
     if name == "scalar":
         return NativeBackend(name, "ref", 1)
     return NativeBackend(name, chosen_level(), 1 if name == "simd" else threads or default_threads())
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises BackendError for a count that is out of range."""
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise BackendError(f"threads={threads!r}: give a whole number from 1 to {MAX_THREADS}")
 
 
 def backends() -> dict[str, str]:
@@ -51,4 +56,14 @@ def backends() -> dict[str, str]:
     return found
 
 
-__all__ = ["NAMES", "Backend", "KVBufferView", "TracingBackend", "backends", "create", "unfused"]
+__all__ = [
+    "NAMES",
+    "Backend",
+    "KVBufferView",
+    "TracingBackend",
+    "backends",
+    "check_threads",
+    "create",
+    "default_threads",
+    "unfused",
+]

@@ -46,6 +46,9 @@ class Replay(Protocol):
 
     def run(self, tokens: Sequence[int]) -> NDArray[np.float32]: ...
 
+    def idle(self) -> Replay:
+        """One that takes only the time that Python takes; it computes nothing."""
+
 
 class Backend(ABC):
     """A set of ops. Primitive ops are abstract here; coarse ops have defaults."""

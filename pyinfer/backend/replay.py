@@ -6,6 +6,7 @@ keep memory of their own: nothing else writes to it between two of them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +47,26 @@ class Replay:
         (self.ids,) = (args[1] for function, args in self.calls if function is lib.pi_gather_rows)
         self.ropes = [args for function, args in self.calls if function is lib.pi_rope]
         self.positions = min(args[N_POS - 1] for args in self.ropes)
+        self.ctx, self.code = ops.ctx, _pi.lib.PI_OK  # what calls get, and what they are to give back
+
+    def idle(self) -> Replay:
+        """One whose `run` does all that this one's does, but for what C does: without a context, each call
+        comes back at once. What it takes is Python's share; its logits are those of the last run.
+        """
+        twin = copy.copy(self)
+        twin.ctx, twin.code = _pi.ffi.NULL, _pi.lib.PI_EINVAL
+        return twin
 
     def run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The logits (n, n_vocab) of as many tokens as were captured."""
-        start, ctx = self.views[0].length, self.ops.ctx
+        start, ctx, code = self.views[0].length, self.ctx, self.code
         self.ids[0 : len(tokens)] = tokens
         for args in self.ropes:
             args[FIRST - 1] = start
         for view in self.views:
             view.handle.length = start
         for function, args in self.calls:
-            if function(ctx, *args):
+            if function(ctx, *args) != code:
                 raise ValueError(
                     f"{function.__name__}: the C library refused to run again what it ran before"
                 )

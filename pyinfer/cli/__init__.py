@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import PyinferError
-from . import backends, chat, digest, generate, info, pull
+from . import backends, bench, chat, digest, generate, info, pull
 from .common import complain
 
 INTERRUPTED = 130  # what a shell gives for SIGINT
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (generate, chat, digest, pull, info, backends):
+    for command in (generate, chat, digest, bench, pull, info, backends):
         command.add(commands)
     return parser
 

@@ -180,3 +180,23 @@ def test_the_extension_exports_its_entry_alone() -> None:
     out = subprocess.run(["nm", flags, _pi.__file__], check=True, capture_output=True, text=True).stdout
     defined = {line.split()[-1].lstrip("_") for line in out.splitlines() if line.split()[-2] in "TDBRV"}
     assert defined - {"init", "fini"} == {"PyInit__pi"}
+
+
+# ---- what bench holds speeds against -----------------------------------------------------------------------
+
+
+def test_the_read_measure_reads_every_word() -> None:
+    data = np.random.default_rng(0).integers(0, 2**64, 40 * 8192, np.uint64)
+    for threads in (1, 3):
+        native, out = Native("ref", threads), ffi.new("uint64_t *")
+        assert lib.pi_measure_read(native.ctx, ffi.from_buffer(data), data.nbytes, out) == 0
+        assert out[0] == np.bitwise_xor.reduce(data)
+
+
+def test_the_multiply_measure_counts_by_width(native: Native) -> None:
+    macs = ffi.new("int64_t *")
+    assert lib.pi_measure_multiply(native.ctx, lib.PI_F32, 2, 3, macs) == 0
+    f32_macs = macs[0]
+    assert lib.pi_measure_multiply(native.ctx, lib.PI_Q8_0, 2, 3, macs) == 0
+    assert f32_macs % 6 == 0
+    assert (macs[0] == 0) if native.level == "ref" else (macs[0] > f32_macs > 0)
