@@ -13,16 +13,35 @@ typedef struct {
 
 static uint16_t half_at(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
-/* Readers: block `i` of 32 inside the file's block at `p`. */
-static void nibbles(const uint8_t *p, uint8_t *code) {
-    for (int i = 0; i < 16; i++) {
-        code[i] = p[i] & 15;
-        code[16 + i] = p[i] >> 4;
+/* Bytes are moved eight at a time: a field that is masked after its shift has nothing of its neighbour's byte. */
+static uint64_t eight(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+static void put_eight(uint8_t *p, uint64_t v) { memcpy(p, &v, 8); }
+#define EACH(byte) (0x0101010101010101u * (uint64_t)(byte))
+
+/* code[i] |= (p[i] >> shift & mask) << to, for n bytes */
+static void add_fields(const uint8_t *p, int n, int shift, int mask, int to, uint8_t *code) {
+    for (int i = 0; i < n; i += 8) put_eight(code + i, eight(code + i) | (eight(p + i) >> shift & EACH(mask)) << to);
+}
+static void set_fields(const uint8_t *p, int n, int shift, int mask, uint8_t *code) {
+    memset(code, 0, (size_t)n);
+    add_fields(p, n, shift, mask, 0, code);
+}
+/* code[i] |= bit i of four bytes, at bit 4. The product puts bit i of seven at bit 8 i; the eighth would carry. */
+static void add_fifth_bits(const uint8_t *p, uint8_t *code) {
+    for (int i = 0; i < 4; i++) {
+        const uint64_t low = (p[i] & 0x7f) * UINT64_C(0x02040810204081) & EACH(1), high = (uint64_t)(p[i] >> 7) << 56;
+        put_eight(code + 8 * i, eight(code + 8 * i) | (low | high) << 4);
     }
 }
-static void fifth_bits(const uint8_t *p, uint8_t *code) {
-    const uint32_t bits = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
-    for (int i = 0; i < PI_BLOCK; i++) code[i] |= (uint8_t)((bits >> i & 1) << 4);
+
+/* Readers: block `i` of 32 inside the file's block at `p`. */
+static void nibbles(const uint8_t *p, uint8_t *code) {
+    set_fields(p, 16, 0, 15, code);
+    set_fields(p, 16, 4, 15, code + 16);
 }
 
 static void read_q4_0(const uint8_t *p, int i, block *o) { /* f16 d, nibbles[16] */
@@ -39,13 +58,13 @@ static void read_q5_0(const uint8_t *p, int i, block *o) { /* f16 d, bits[4], ni
     (void)i;
     o->half[0] = half_at(p);
     nibbles(p + 6, o->code);
-    fifth_bits(p + 2, o->code);
+    add_fifth_bits(p + 2, o->code);
 }
 static void read_q5_1(const uint8_t *p, int i, block *o) { /* f16 d, f16 m, bits[4], nibbles[16] */
     (void)i;
     o->half[0] = half_at(p), o->half[1] = half_at(p + 2);
     nibbles(p + 8, o->code);
-    fifth_bits(p + 4, o->code);
+    add_fifth_bits(p + 4, o->code);
 }
 static void read_q8_0(const uint8_t *p, int i, block *o) { /* f16 d, int8[32] */
     (void)i;
@@ -59,11 +78,9 @@ static void read_mxfp4(const uint8_t *p, int i, block *o) { /* e8m0, nibbles[16]
 }
 
 /* Super-blocks of 256: block i lies in half i / 4, a 128-column half spread over 32 bytes by two-bit fields. */
-static void two_bits(const uint8_t *p, int i, uint8_t *code) {
-    for (int j = 0; j < PI_BLOCK; j++) code[j] = p[i / 4 * 32 + j] >> (i % 4 * 2) & 3;
-}
+static void two_bits(const uint8_t *p, int i, uint8_t *code) { set_fields(p + i / 4 * 32, PI_BLOCK, i % 4 * 2, 3, code); }
 static void nibble_run(const uint8_t *p, int i, uint8_t *code) { /* blocks 2c and 2c + 1: the low and high nibbles of 32 bytes */
-    for (int j = 0; j < PI_BLOCK; j++) code[j] = p[i / 2 * 32 + j] >> (i % 2 * 4) & 15;
+    set_fields(p + i / 2 * 32, PI_BLOCK, i % 2 * 4, 15, code);
 }
 static void six_bit_pair(const uint8_t *p, int i, uint8_t *sub) { /* 8 scales and 8 minimums of 6 bits in 12 bytes */
     if (i < 4) {
@@ -87,7 +104,7 @@ static void read_q3_k(const uint8_t *p, int i, block *o) { /* third bits[32], tw
         o->sub[h] = (uint8_t)((low | high << 4) - 32);
     }
     two_bits(p + 32, i, o->code);
-    for (int j = 0; j < PI_BLOCK; j++) o->code[j] |= (uint8_t)((p[j] >> i & 1) << 2);
+    add_fields(p, PI_BLOCK, i, 1, 2, o->code);
 }
 static void read_q4_k(const uint8_t *p, int i, block *o) { /* f16 d, f16 dmin, scales[12], nibbles[128] */
     o->half[0] = half_at(p), o->half[1] = half_at(p + 2);
@@ -98,22 +115,21 @@ static void read_q5_k(const uint8_t *p, int i, block *o) { /* f16 d, f16 dmin, s
     o->half[0] = half_at(p), o->half[1] = half_at(p + 2);
     six_bit_pair(p + 4, i, o->sub);
     nibble_run(p + 48, i, o->code);
-    for (int j = 0; j < PI_BLOCK; j++) o->code[j] |= (uint8_t)((p[16 + j] >> i & 1) << 4);
+    add_fields(p + 16, PI_BLOCK, i, 1, 4, o->code);
 }
 static void read_q6_k(const uint8_t *p, int i, block *o) { /* nibbles[128], two bits[64], int8 scales[16], f16 d */
-    uint8_t high[PI_BLOCK];
     o->half[0] = half_at(p + 208);
     o->sub[0] = p[192 + 2 * i], o->sub[1] = p[193 + 2 * i];
-    two_bits(p + 128, i, high);
     const uint8_t *low = p + i / 4 * 64 + i % 2 * 32; /* a half's four blocks: low nibbles of 64 bytes, then the high ones */
-    for (int j = 0; j < PI_BLOCK; j++) o->code[j] = (uint8_t)((low[j] >> (i % 4 / 2 * 4) & 15) | high[j] << 4);
+    set_fields(low, PI_BLOCK, i % 4 / 2 * 4, 15, o->code);
+    add_fields(p + 128 + i / 4 * 32, PI_BLOCK, i % 4 * 2, 3, 4, o->code);
 }
 static void read_iq4_xs(const uint8_t *p, int i, block *o) { /* f16 d, u16 high pairs, low nibbles[4], nibbles[128] */
     o->half[0] = half_at(p);
     o->sub[0] = (uint8_t)(((p[4 + i / 2] >> (i % 2 * 4) & 15) | (half_at(p + 2) >> (2 * i) & 3) << 4) - 32);
     nibbles(p + 8 + i * 16, o->code);
 }
-#define read_iq4_nl read_q4_0
+#define read_iq4_nl read_q4_0 /* f16 d, nibbles[16] */
 
 /* ---- spreading -----------------------------------------------------------------------------------------*/
 
