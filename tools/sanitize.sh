@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The kernel check under the address, undefined-behaviour and thread sanitizers of gcc: any report fails.
+# Without optimisation: gcc takes minutes to optimise what these insert into unrolled kernels.
 # In an environment with pyinfer's dependencies and pytest. Arguments: the tests for the first two (all of tests/kernels).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +14,7 @@ sanitized() { # name, libraries to load first, flags, tests...
     mkdir -p "$tmp/$name"
     cp -r pyinfer "$tmp/$name/"
     rm -f "$tmp/$name"/pyinfer/_pi*.so
-    PYINFER_CFLAGS="-O1 -g -fno-omit-frame-pointer $flags" \
+    PYINFER_CFLAGS="-O0 -g1 -fno-omit-frame-pointer $flags" \
         python setup.py -q build_ext --build-lib "$tmp/$name" --build-temp "$tmp/$name.o" >"$tmp/$name.log" 2>&1 ||
         { cat "$tmp/$name.log"; exit 1; }
     for library in $libraries; do preload+="$(gcc -print-file-name="$library") "; done
