@@ -20,7 +20,7 @@ from kernels.harness import TYPES
 from numpy.typing import NDArray
 from synth import matrix
 
-from pyinfer.backend.base import KVBufferView
+from pyinfer.backend.kv import KVBufferView
 from pyinfer.backend.native import CTensor, CWeight, NativeBackend
 
 Measure: TypeAlias = Callable[[Callable[[], Any], float, str], None]  # see conftest.py

@@ -77,11 +77,16 @@ PI_INLINE vf v_load_e8m0(const uint8_t *p) { /* 2^(e - 128); e below 2 gives a s
 }
 PI_INLINE vf v_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 
-/* The kernels of simd/attention.h name loads by the cache's type. */
+PI_INLINE vf v_set1_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(*p))); }
+/* simd/matmul_float.h names loads by type. */
 #define v_load_f32 v_load
-#define v_load_n_f32 v_load_n
 
-/* 32 registers: accumulators of a block of scores, heads to a block. */
-#define SCORE_VECTORS 8
-#define SCORE_HEADS 4
-#define CONTEXT_HEADS 4
+/* 32 registers hold the sums of a block of simd/attention.h: query rows by tiles of keys, and by vectors of value dimensions. */
+#define SCORE_ROWS 6
+#define SCORE_TILES 1
+#define SCORE_TILES_4 1
+#define SCORE_TILES_2 2
+#define CONTEXT_ROWS 6
+#define CONTEXT_VECTORS 4
+#define CONTEXT_VECTORS_4 4
+#define CONTEXT_VECTORS_2 8

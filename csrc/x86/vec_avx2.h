@@ -82,11 +82,16 @@ PI_INLINE vf v_load_bf16(const uint16_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 
-/* The kernels of simd/attention.h name loads by the cache's type. */
+PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_set1_epi16((short)*p)); }
+/* simd/matmul_float.h names loads by type. */
 #define v_load_f32 v_load
-#define v_load_n_f32 v_load_n
 
-/* 16 registers: accumulators of a block of scores, heads to a block. */
-#define SCORE_VECTORS 4
-#define SCORE_HEADS 4
-#define CONTEXT_HEADS 2
+/* 16 registers hold the sums of a block of simd/attention.h: query rows by tiles of keys, and by vectors of value dimensions. */
+#define SCORE_ROWS 4
+#define SCORE_TILES 1
+#define SCORE_TILES_4 1
+#define SCORE_TILES_2 1
+#define CONTEXT_ROWS 4
+#define CONTEXT_VECTORS 2
+#define CONTEXT_VECTORS_4 2
+#define CONTEXT_VECTORS_2 4

@@ -71,11 +71,16 @@ PI_INLINE vf v_load_bf16(const uint16_t *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* The kernels of simd/attention.h name loads by the cache's type. */
+PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_set1_epi16((short)*p)); }
+/* simd/matmul_float.h names loads by type. */
 #define v_load_f32 v_load
-#define v_load_n_f32 v_load_n
 
-/* 32 registers: accumulators of a block of scores, heads to a block. */
-#define SCORE_VECTORS 4
-#define SCORE_HEADS 4
-#define CONTEXT_HEADS 4
+/* 32 registers hold the sums of a block of simd/attention.h: query rows by tiles of keys, and by vectors of value dimensions. */
+#define SCORE_ROWS 12
+#define SCORE_TILES 2
+#define SCORE_TILES_4 4
+#define SCORE_TILES_2 4
+#define CONTEXT_ROWS 12
+#define CONTEXT_VECTORS 2
+#define CONTEXT_VECTORS_4 4
+#define CONTEXT_VECTORS_2 8

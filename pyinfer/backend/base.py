@@ -9,34 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import kv
+from .kv import KVBufferView
+
 Tensor = Any
 Weight = Any
-TILE = 16  # tokens to a tile of the tiled K cache
-
-
-@dataclass(slots=True)
-class KVBufferView:
-    """Where a layer's cached keys and values lie. `length` tokens are written, `capacity` fit.
-
-    layout "rows":  k, v (capacity, n_kv_heads * head_dim)
-    layout "tiles": k (n_kv_heads, capacity / 16, head_dim, 16), v (n_kv_heads, capacity, head_dim)
-    """
-
-    k: Tensor
-    v: Tensor
-    layout: str
-    dtype: str  # "f32" or "f16"
-    n_kv_heads: int
-    head_dim: int
-    length: int
-    capacity: int
-    handle: Any = None  # whatever the backend wants to keep with it
 
 
 class Replay(Protocol):
@@ -208,11 +190,11 @@ class Backend(ABC):
         keys, values = self.kv_rows(view)
         out = None
         for t in range(tokens):
-            visible = view.length - tokens + t + 1
-            whole = tokens == 1
-            q_t = q if whole else self.copy_rows_2d(q, t, 1)
-            k_t = keys if whole else self.copy_rows_2d(keys, 0, visible)
-            v_t = values if whole else self.copy_rows_2d(values, 0, visible)
+            first, end = (at - view.first for at in view.sees(tokens, t))
+            whole = tokens == 1 and first == 0
+            q_t = q if tokens == 1 else self.copy_rows_2d(q, t, 1)
+            k_t = keys if whole else self.copy_rows_2d(keys, first, end - first)
+            v_t = values if whole else self.copy_rows_2d(values, first, end - first)
             row = self.zeros((1, n_heads * dim))
             for h in range(n_heads):
                 kv = h // group * dim
@@ -225,31 +207,35 @@ class Backend(ABC):
             out = row if out is None else self.concat_dim0(out, row)
         return out
 
+    def batched_attention(
+        self, q: Tensor, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int, scale: float
+    ) -> Tensor:
+        """fused_attention of several sequences at once: the first tokens[0] rows of q are queries of
+        views[0], and so on; (sum of tokens, n_heads * head_dim).
+        """
+        out, at = None, 0
+        for view, n in zip(views, tokens, strict=True):
+            part = self.fused_attention(self.copy_rows_2d(q, at, n), view, n_heads, scale)
+            out, at = part if out is None else self.concat_dim0(out, part), at + n
+        return out
+
     # ---- the cache's memory: moves values, computes none --------------------------------------------------
 
     def kv_rows(self, view: KVBufferView) -> tuple[Tensor, Tensor]:
-        """The keys and values written so far, (length, n_kv_heads * head_dim), widened to float32."""
-        n, width = view.length, view.n_kv_heads * view.head_dim
-        k, v = self.numpy(view.k), self.numpy(view.v)
-        if view.layout == "tiles":
-            tiles = -(-n // TILE)
-            k = k[:, :tiles].transpose(1, 3, 0, 2).reshape(tiles * TILE, width)
-            v = v[:, :n].transpose(1, 0, 2).reshape(n, width)
-        return self.tensor(k[:n].astype(np.float32)), self.tensor(v[:n].astype(np.float32))
+        """Keys and values of the tokens first..length, (tokens, n_kv_heads * head_dim), widened to f32."""
+        blocks = range(view.first // view.block, -(-view.length // view.block))
+        at = view.first - blocks.start * view.block
+        k = np.concatenate([kv.keys(view, self.numpy(view.k[b])) for b in blocks])
+        v = np.concatenate([kv.values(view, self.numpy(view.v[b])) for b in blocks])
+        return tuple(self.tensor(x[at : at + view.length - view.first]) for x in (k, v))
 
     def kv_write(self, view: KVBufferView, k: Tensor, v: Tensor) -> None:
         """Writes rows k and v (tokens, n_kv_heads * head_dim) behind the view's length, and moves it on."""
-        dtype = np.float16 if view.dtype == "f16" else np.float32
         heads = (-1, view.n_kv_heads, view.head_dim)
-        k_new, v_new = (self.numpy(x).astype(dtype).reshape(heads) for x in (k, v))
-        k_all, v_all = self.numpy(view.k), self.numpy(view.v)
-        at = np.arange(view.length, view.length + len(k_new))
-        if view.layout == "tiles":
-            k_all[:, at // TILE, :, at % TILE] = k_new
-            v_all[:, at] = v_new.transpose(1, 0, 2)
-        else:
-            k_all[at], v_all[at] = k_new.reshape(len(at), -1), v_new.reshape(len(at), -1)
-        view.length += len(at)
+        for k_row, v_row in zip(*(self.numpy(x).reshape(heads) for x in (k, v)), strict=True):
+            b, at = divmod(view.length, view.block)
+            kv.write(view, self.numpy(view.k[b]), self.numpy(view.v[b]), at, k_row, v_row)
+            view.length += 1
 
 
 def unfused(backend: Backend, *ops: str) -> Backend:

@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from .. import _pi
 from ..errors import BackendError, ModelError
-from .base import Backend, KVBufferView
+from .base import Backend
+from .kv import KVBufferView, row_bytes
 from .replay import Capture, FreeLists, Replay
 
 ffi, lib = _pi.ffi, _pi.lib
 DTYPES: dict[str, tuple[Any, str, int]] = {
     "f32": (np.float32, "float *", lib.PI_F32),
     "f16": (np.float16, "uint16_t *", lib.PI_F16),
+    "q8_0": (np.uint8, "uint8_t *", lib.PI_Q8_0),
 }
 LAYOUTS = {"rows": lib.PI_ROWS, "tiles": lib.PI_TILES}
 RECYCLED_ROWS, RECYCLED_VALUES = 16, 1 << 18  # results up to this size, those of decoding, are kept for reuse
@@ -125,7 +127,7 @@ class NativeBackend(Backend):
     # ---- storage -------------------------------------------------------------------------------------------
 
     def _wrap(self, array: NDArray[Any]) -> CTensor:
-        c_type = "uint16_t *" if array.dtype == np.float16 else "float *"
+        c_type = next(c_type for dtype, c_type, _ in DTYPES.values() if dtype == array.dtype)
         return CTensor(array, ffi.cast(c_type, array.ctypes.data))
 
     def _new(self, shape: tuple[int, ...]) -> CTensor:
@@ -270,17 +272,62 @@ class NativeBackend(Backend):
 
     def fused_attention(self, q: CTensor, view: KVBufferView, n_heads: int, scale: float) -> CTensor:
         y = self._new(q.shape)
-        self._call(lib.pi_attention, q.ptr, q.shape[0], n_heads, _handle(view), scale, y.ptr)
+        self._attention(q, (view,), (q.shape[0],), n_heads, scale, y)
         return y
 
+    def batched_attention(
+        self, q: CTensor, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int, scale: float
+    ) -> CTensor:
+        y = self._new(q.shape)
+        self._attention(q, views, tokens, n_heads, scale, y)
+        return y
+
+    def _attention(
+        self,
+        q: CTensor,
+        views: Sequence[KVBufferView],
+        tokens: Sequence[int],
+        n_heads: int,
+        scale: float,
+        y: CTensor,
+    ) -> None:
+        handles, counts = (
+            ffi.new("pi_kv_view *[]", [self.handle(v) for v in views]),
+            ffi.new("int64_t[]", list(tokens)),
+        )
+        unit, tasks = lib.PI_UNIT_GROUP, self.threads
+        self._call(lib.pi_attention, q.ptr, len(views), handles, counts, n_heads, scale, unit, tasks, y.ptr)
+
     def kv_write(self, view: KVBufferView, k: CTensor, v: CTensor) -> None:
-        self._call(lib.pi_kv_write, _handle(view), k.ptr, v.ptr, k.shape[0])
+        self._call(lib.pi_kv_write, self.handle(view), k.ptr, v.ptr, k.shape[0])
         view.length += k.shape[0]
 
     def narrow_f16(self, x: CTensor) -> CTensor:
         y = self.zeros(x.shape, "f16")
         self._call(lib.pi_narrow_f16, x.ptr, x.array.size, y.ptr)
         return y
+
+    @staticmethod
+    def handle(view: KVBufferView) -> Any:
+        """The C struct of a view, brought up to date."""
+        if view.handle is None:
+            h, tiles = ffi.new("pi_kv_view *"), view.layout == "tiles"
+            row = row_bytes(view.dtype, view.head_dim)
+            h.head_stride = view.block * row if tiles else row
+            h.row_stride = view.n_kv_heads * row
+            h.block, h.window = view.block, view.window
+            h.layout, h.dtype = LAYOUTS[view.layout], DTYPES[view.dtype][2]
+            h.n_kv_heads, h.head_dim = view.n_kv_heads, view.head_dim
+            view.handle = h, [-1, None, None]
+        h, seen = view.handle
+        if seen[0] != view.stamp:
+            seen[:] = [
+                view.stamp,
+                *(ffi.new("void *[]", [x.ptr for x in blocks]) for blocks in (view.k, view.v)),
+            ]
+            h.k, h.v = seen[1:]
+        h.first, h.length, h.capacity = view.first, view.length, view.capacity
+        return h
 
     # ---- one rounding or none to an element: NumPy serves -------------------------------------------------
 
@@ -317,21 +364,6 @@ class NativeBackend(Backend):
 
     def concat_dim0(self, a: CTensor, b: CTensor) -> CTensor:
         return self.tensor(np.concatenate([a.array, b.array]))
-
-
-def _handle(view: KVBufferView) -> Any:
-    """The C struct of a view: filled once, but for the length."""
-    h = view.handle
-    if h is None:
-        tiles = view.layout == "tiles"
-        h = view.handle = ffi.new("pi_kv_view *")
-        h.k, h.v = view.k.ptr, view.v.ptr
-        h.head_stride = view.capacity * view.head_dim if tiles else view.head_dim
-        h.row_stride = view.head_dim if tiles else view.n_kv_heads * view.head_dim
-        h.capacity, h.layout, h.dtype = view.capacity, LAYOUTS[view.layout], DTYPES[view.dtype][2]
-        h.n_kv_heads, h.head_dim = view.n_kv_heads, view.head_dim
-    h.length = view.length
-    return h
 
 
 def _fail(code: int, function: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _pi
-from .base import KVBufferView
+from .kv import KVBufferView
 
 if TYPE_CHECKING:
     from .native import CTensor, NativeBackend
@@ -64,7 +64,7 @@ class Replay:
         for args in self.ropes:
             args[FIRST - 1] = start
         for view in self.views:
-            view.handle.length = start
+            self.ops.handle(view)
         for function, args in self.calls:
             if function(ctx, *args) != code:
                 raise ValueError(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..backend.base import Backend, KVBufferView, Tensor
+from ..backend.base import Backend, Tensor
+from ..backend.kv import KVBufferView
 from ..errors import InputError
 from ..model.config import Config
 from .append import AppendCache

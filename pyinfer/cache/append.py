@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..backend.base import Backend, KVBufferView, Tensor
+from ..backend.base import Backend, Tensor
+from ..backend.kv import KVBufferView
 from ..model.config import Config
 
 
@@ -29,7 +30,8 @@ class AppendCache:
             k, v = ops.concat_dim0(held[0], k), ops.concat_dim0(held[1], v)
         self.layers[layer] = k, v
         n = k.shape[0]
-        return KVBufferView(k, v, "rows", self.dtype, self.config.n_kv_heads, self.config.head_dim, n, n)
+        c = self.config
+        return KVBufferView([k], [v], "rows", self.dtype, c.n_kv_heads, c.head_dim, n, n, n, layer=layer)
 
     def truncate(self, length: int) -> None:
         for i, held in enumerate(self.layers):

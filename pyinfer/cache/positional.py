@@ -4,7 +4,8 @@ place.
 
 from __future__ import annotations
 
-from ..backend.base import TILE, Backend, KVBufferView, Tensor
+from ..backend.base import Backend, Tensor
+from ..backend.kv import TILE, KVBufferView, block_shapes
 from ..model.config import Config
 
 
@@ -15,14 +16,13 @@ class PositionalCache:
 
     def __init__(self, ops: Backend, config: Config, capacity: int, dtype: str) -> None:
         self.ops, self.capacity = ops, capacity
-        heads, dim, tiles = config.n_kv_heads, config.head_dim, -(-capacity // TILE)
+        heads, dim, room = config.n_kv_heads, config.head_dim, -(-capacity // TILE) * TILE
 
-        def layer() -> KVBufferView:
-            k = ops.zeros((heads, tiles, dim, TILE), dtype)
-            v = ops.zeros((heads, tiles * TILE, dim), dtype)
-            return KVBufferView(k, v, "tiles", dtype, heads, dim, 0, tiles * TILE)
+        def view(layer: int) -> KVBufferView:
+            k, v = (ops.zeros(shape, dtype) for shape in block_shapes(dtype, heads, dim, room))
+            return KVBufferView([k], [v], "tiles", dtype, heads, dim, 0, room, room, layer=layer)
 
-        self.views = [layer() for _ in range(config.n_layers)]
+        self.views = [view(layer) for layer in range(config.n_layers)]
 
     @property
     def length(self) -> int:

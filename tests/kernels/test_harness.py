@@ -11,7 +11,7 @@ import pytest
 from kernels.harness import LEVELS, ROWS, Native, Out, Painted, View, attention, check, f32, in_child, values
 
 from pyinfer.backend import reference as ref
-from pyinfer.backend.base import KVBufferView
+from pyinfer.backend.kv import KVBufferView
 
 
 def lane_wise(x: np.ndarray, y: np.ndarray, lanes: int = 8) -> np.ndarray:
