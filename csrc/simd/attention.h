@@ -49,8 +49,10 @@ enum { KEY_VECTORS = PI_LANES / V, MOST_ROWS = 12, MOST_VECTORS = 8 };
                 of_block[i] = key_scale_##type(k + i / KEY_VECTORS * tile_bytes, dim, d0, i % KEY_VECTORS * V); \
             for (int64_t d = d0; d < pi_min(d0 + PI_BLOCK, dim); d++) { \
                 vf key[MOST_VECTORS]; \
-                PI_UNROLL for (int i = 0; i < vectors; i++) \
+                PI_UNROLL for (int i = 0; i < vectors; i++) { \
                     key[i] = key_##type(k + i / KEY_VECTORS * tile_bytes, d, i % KEY_VECTORS * V, of_block[i]); \
+                    PI_KEEP(key[i]); \
+                } \
                 PI_UNROLL for (int r = 0; r < R; r++) { \
                     const vf x = v_set1(q[r * ldq + d]); \
                     PI_UNROLL for (int i = 0; i < vectors; i++) acc[r][i] = v_fma(x, key[i], acc[r][i]); \
@@ -83,8 +85,10 @@ enum { KEY_VECTORS = PI_LANES / V, MOST_ROWS = 12, MOST_VECTORS = 8 };
             acc[r][i] = left ? v_load_n(out + r * ldo + i * V, left) : v_load(out + r * ldo + i * V); \
         for (int64_t t = 0; t < n; t++, v += ldv) { \
             vf x[MOST_VECTORS]; \
-            PI_UNROLL for (int i = 0; i < vectors; i++) \
+            PI_UNROLL for (int i = 0; i < vectors; i++) { \
                 x[i] = left ? value_n_##type(v, dim, d + i * V, left) : value_##type(v, dim, d + i * V); \
+                PI_KEEP(x[i]); \
+            } \
             PI_UNROLL for (int r = 0; r < R; r++) { \
                 const vf w = v_set1(p[r * ldp + t]); \
                 PI_UNROLL for (int i = 0; i < vectors; i++) acc[r][i] = v_fma(w, x[i], acc[r][i]); \

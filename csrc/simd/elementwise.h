@@ -42,18 +42,23 @@ void LEVEL(pi_widen)(const uint16_t *x, int64_t n, float *y) {
  * x[r][0..n[r]): as far as all of them go together, then each to its end. */
 PI_INLINE float step_sum(float x, float acc) { return acc + x; }
 PI_INLINE float step_squares(float x, float acc) { return __builtin_fmaf(x, x, acc); }
+#define FOLD_SOME(step, x, n, R, acc) /* R rows side by side, as far as all go */ \
+    do { \
+        const float *p_[R]; \
+        int64_t all_ = n[0]; \
+        PI_UNROLL for (int r = 0; r < R; r++) acc[r] = 0.0f, p_[r] = x[r], all_ = pi_min(all_, n[r]); \
+        for (int64_t i = 0; i < all_; i++) \
+            PI_UNROLL for (int r = 0; r < R; r++) acc[r] = step(p_[r][i], acc[r]); \
+        for (int r = 0; r < R; r++) \
+            for (int64_t i = all_; i < n[r]; i++) acc[r] = step(p_[r][i], acc[r]); \
+    } while (0)
 #define FOLD_ROWS(step, x, n, rows, acc) \
     do { \
-        const float *p_[PI_FOLDS]; \
-        int64_t all_ = n[0]; \
-        for (int r = 0; r < PI_FOLDS; r++) acc[r] = 0.0f, p_[r] = x[pi_min(r, rows - 1)]; /* a row twice, rather than a narrower loop */ \
-        for (int r = 1; r < rows; r++) all_ = pi_min(all_, n[r]); \
-        if (rows < 3) \
-            all_ = 0; \
-        for (int64_t i = 0; i < all_; i++) \
-            PI_UNROLL for (int r = 0; r < PI_FOLDS; r++) acc[r] = step(p_[r][i], acc[r]); \
-        for (int r = 0; r < rows; r++) \
-            for (int64_t i = all_; i < n[r]; i++) acc[r] = step(p_[r][i], acc[r]); \
+        int at_ = 0; \
+        for (; at_ + PI_FOLDS <= rows; at_ += PI_FOLDS) FOLD_SOME(step, (x + at_), (n + at_), PI_FOLDS, (acc + at_)); \
+        for (; at_ + 4 <= rows; at_ += 4) FOLD_SOME(step, (x + at_), (n + at_), 4, (acc + at_)); \
+        for (; at_ + 2 <= rows; at_ += 2) FOLD_SOME(step, (x + at_), (n + at_), 2, (acc + at_)); \
+        if (at_ < rows) FOLD_SOME(step, (x + at_), (n + at_), 1, (acc + at_)); \
     } while (0)
 
 void LEVEL(pi_softmax)(float *const *x, const int64_t *n, int64_t rows) {
