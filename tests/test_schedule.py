@@ -109,20 +109,23 @@ def test_joins_all_before_it_returns():
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("slot_at_fault", [0, 1])
-def test_first_failure_cancels_the_rest_and_is_raised(slot_at_fault, error):
+@pytest.mark.parametrize("both_fail", [False, True])
+def test_first_failure_cancels_the_rest_and_is_raised(both_fail, slot_at_fault, error):
     """The other range that runs comes to its end; none begins after, and the pool goes on."""
     together, begun, ended, failed = threading.Barrier(2, timeout=20), [], [], threading.Event()
 
     def body(lo: int, hi: int, slot: int) -> None:
         begun.append(lo)
-        together.wait()
+        if lo < 2:
+            together.wait()
         if slot == slot_at_fault:
             failed.set()
             raise error(f"unit {lo}")
         assert failed.wait(20)
         time.sleep(0.05)  # until the failure is known
         ended.append(lo)
-        raise RuntimeError("a later failure")
+        if both_fail:
+            raise RuntimeError("a later failure")
 
     pool = Pool(2)
     with pytest.raises(error, match=r"unit [01]"):
