@@ -39,7 +39,10 @@ pi_ctx *pi_ctx_new(const char *level, int threads);
 void pi_ctx_free(pi_ctx *c);
 const char *pi_ctx_level(const pi_ctx *c);
 int pi_ctx_threads(const pi_ctx *c);
-void pi_ctx_scramble(pi_ctx *c, uint32_t seed); /* for tests: threads take their ranges in another order; 0: ascending */
+/* For tests. The order in which threads take their ranges, 0: ascending, UINT32_MAX: descending, else by this seed; and how many
+ * regions have been forked. */
+void pi_ctx_scramble(pi_ctx *c, uint32_t seed);
+int64_t pi_ctx_regions(const pi_ctx *c);
 int pi_kernel_count(void);
 const char *pi_kernel_name(int i);
 const char *pi_ctx_kernel_level(const pi_ctx *c, int i); /* which level's kernel runs entry i */

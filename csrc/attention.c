@@ -13,7 +13,6 @@ enum {
     CHUNK = 256,             /* keys to a chunk: 64 KiB of f16 at head_dim 128 */
     BLOCK_ROWS = 24,         /* query rows to a unit of prefill ... */
     SCORE_BYTES = 512 << 10, /* ... fewer where their scores would not stay in the second-level cache */
-    FORK_KEYS = 64,          /* below so many keys a fork costs more than it saves */
     SPLIT_KEYS = 64,         /* keys to a unit of a split step; a multiple of PI_LANES */
     SPLIT_DIMS = 32          /* value dimensions to a unit; a multiple of PI_LANES */
 };
@@ -220,7 +219,7 @@ int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *co
                  float scale, int unit_of, int tasks, float *out) {
     if (!c || !q || !out || n_seqs < 1 || !views || !tokens || n_heads < 1 || tasks < 1) return PI_EINVAL;
     if (unit_of < PI_UNIT_GROUP || unit_of > PI_UNIT_SPLIT) return PI_EINVAL;
-    int64_t span = 0, most = 0, keys = 0;
+    int64_t span = 0, most = 0;
     for (int64_t i = 0; i < n_seqs; i++) {
         const pi_kv_view *v = views[i];
         if (!pi_kv_view_ok(v, 0) || tokens[i] < 1 || tokens[i] > v->length - v->first || n_heads % v->n_kv_heads) return PI_EINVAL;
@@ -229,7 +228,6 @@ int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *co
         const unit n = {.v = v, .tokens = tokens[i]};
         span = pi_max(span, v->length - tile_floor(sees_from(&n, 0)));
         most = pi_max(most, tokens[i]);
-        keys += tokens[i] * v->length;
     }
     pi_fpenv env = pi_enter(c);
     const int n_kv = views[0]->n_kv_heads, threads = pi_pool_threads(c->pool);
@@ -245,7 +243,7 @@ int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *co
     if (!j->scratch) return pi_leave(c, env, PI_ENOMEM);
     int64_t units = 0;
     for (int64_t i = 0; i < n_seqs; i++) units += pi_ceil_div(tokens[i], j->block) * (n_heads / j->heads);
-    tasks = keys < FORK_KEYS ? 1 : (int)pi_min(tasks, threads);
+    tasks = (int)pi_min(tasks, threads);
     /* Ranges as small as can be level out what the units differ in; fewer tasks than threads need as few ranges. */
 #define GRAIN(n) (tasks == threads ? 1 : pi_ceil_div(n, tasks))
     if (unit_of == PI_UNIT_SPLIT) {

@@ -44,6 +44,7 @@ const char *pi_ctx_level(const pi_ctx *c) { return c ? pi_levels[c->level].name 
 void pi_ctx_scramble(pi_ctx *c, uint32_t seed) {
     if (c) pi_pool_scramble(c->pool, seed);
 }
+int64_t pi_ctx_regions(const pi_ctx *c) { return c ? pi_pool_regions(c->pool) : 0; }
 int pi_ctx_threads(const pi_ctx *c) { return c ? pi_pool_threads(c->pool) : 0; }
 int pi_kernel_count(void) { return PI_K_COUNT; }
 const char *pi_kernel_name(int i) { return i >= 0 && i < PI_K_COUNT ? kernel_names[i] : NULL; }

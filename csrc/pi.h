@@ -170,6 +170,7 @@ typedef void (*pi_task)(void *arg, int64_t lo, int64_t hi, int slot); /* slot < 
 pi_pool *pi_pool_new(int threads);
 void pi_pool_free(pi_pool *p);
 int pi_pool_threads(const pi_pool *p);
+int64_t pi_pool_regions(const pi_pool *p); /* forked so far */
 void pi_pool_scramble(pi_pool *p, uint32_t seed); /* from now on, ranges in another order; 0: ascending */
 unsigned pi_fork_generation(void); /* counts the forks that led to this process: locks of before are void */
 /* Runs task over 0..units in disjoint ranges of at most `grain`; returns when all are done. */

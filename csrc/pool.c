@@ -19,6 +19,7 @@ struct pi_pool {
     _Atomic int open, active, sleepers, stop;
     _Atomic int64_t next;
     int64_t units, grain;
+    int64_t regions;             /* forked so far */
     uint32_t scramble;           /* 0, or a seed: ranges are handed out in another order */
     pi_task task;
     void *arg;
@@ -53,6 +54,7 @@ static int64_t common_factor(int64_t a, int64_t b) { return b ? common_factor(b,
 
 /* The i-th of a permutation of 0..n: steps that share no factor with n reach every one. */
 static int64_t scrambled(int64_t i, int64_t n, uint32_t seed) {
+    if (seed == UINT32_MAX) return n - 1 - i;
     int64_t step = pi_max(1, n - 1 - seed % pi_max(1, n / 2));
     while (common_factor(n, step) != 1) step--;
     return (i * step + seed) % n;
@@ -140,6 +142,7 @@ void pi_pool_free(pi_pool *p) {
 void pi_pool_scramble(pi_pool *p, uint32_t seed) { p->scramble = seed; }
 
 int pi_pool_threads(const pi_pool *p) { return p->threads; }
+int64_t pi_pool_regions(const pi_pool *p) { return p->regions; }
 
 void pi_pool_run(pi_pool *p, int64_t units, int64_t grain, pi_task task, void *arg) {
     if (units <= 0) return;
@@ -148,6 +151,7 @@ void pi_pool_run(pi_pool *p, int64_t units, int64_t grain, pi_task task, void *a
         return;
     }
     if (p->fork_generation != fork_generation) start(p);
+    p->regions++;
     p->task = task;
     p->arg = arg;
     p->units = units;

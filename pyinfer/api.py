@@ -19,6 +19,7 @@ from .fetch import resolve
 from .gguf_file import GGUFFile
 from .model import registry
 from .sampling import Sampling
+from .schedule import AttentionSchedulePolicy, Schedule, policy_of
 from .textstream import TextStream
 from .tokenizer import Tokenizer
 
@@ -81,6 +82,8 @@ def load(
     chunk: int | None = None,
     pack: bool = True,
     progress: bool = True,
+    schedule: Schedule | None = None,
+    attention_policy: str | AttentionSchedulePolicy = "auto",
 ) -> Model:
     """Loads a model: "smollm2", a path to a .gguf file, or "hf:OWNER/REPO[:QUANT or FILE]".
 
@@ -91,13 +94,20 @@ def load(
     pack               copy the weights into the layout that kernels read; False: run from the mapped file,
                        slower, in less memory: the weights then are the system's file cache
     progress           show bars on stderr for what takes long
+    schedule           for experiments, pyinfer.schedule.Inline() or Pool(n): on how many threads attention
+                       runs; None: on all of the backend's
+    attention_policy   for experiments, what a thread takes at a time of attention: "auto", "sequential",
+                       "per-head", "per-kv-group", "split", or an AttentionSchedulePolicy. What cannot be had
+                       is logged, as pyinfer.schedule.ScheduleDowngraded
 
     Of all these only the model and kv_dtype move a logit. Raises FetchError, ModelError, BackendError,
     InputError.
     """
-    return Model(
-        resolve(model, progress=progress), backend, threads, kv, kv_dtype, ctx, chunk, pack, progress
-    )
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise InputError(f"schedule={schedule!r}: give pyinfer.schedule.Inline() or Pool(n)")
+    policy = policy_of(attention_policy)
+    path = resolve(model, progress=progress)
+    return Model(path, backend, threads, kv, kv_dtype, ctx, chunk, pack, progress, schedule, policy)
 
 
 class Model:
@@ -114,9 +124,11 @@ class Model:
         chunk: int | None,
         pack: bool,
         progress: bool,
+        schedule: Schedule | None,
+        policy: AttentionSchedulePolicy,
     ) -> None:
         _check_counts(ctx=ctx, chunk=chunk)
-        self._ops = backend.create(backend_name, threads)
+        self._ops = backend.create(backend_name, threads).scheduled(schedule, policy)
         self._file = GGUFFile(path)
         try:
             self._decoder = registry.load(self._file, self._ops, pack=pack, progress=progress)

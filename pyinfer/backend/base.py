@@ -7,18 +7,32 @@ Shapes below are (rows, columns). What each op computes, to the bit, is in csrc/
 
 from __future__ import annotations
 
+import copy
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schedule import (
+    INLINE,
+    Assignment,
+    AttentionSchedulePolicy,
+    HeadPlan,
+    Limits,
+    Schedule,
+    ScheduleDowngraded,
+    Unit,
+)
 from . import kv
 from .kv import KVBufferView
 
 Tensor = Any
 Weight = Any
+Self = TypeVar("Self", bound="Backend")
+log = logging.getLogger(__name__)
 
 
 class Replay(Protocol):
@@ -37,6 +51,57 @@ class Backend(ABC):
 
     name: str
     threads: int = 1
+    concurrent: bool = True  # whether Python threads run its ops at the same time
+    assigned: Mapping[int | None, Assignment] = {None: Assignment()}  # by layer; None: those not named
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[ScheduleDowngraded], None]] = []
+        self.emitted: set[ScheduleDowngraded] = set()
+
+    # ---- how attention is mapped onto cores: moves no byte ------------------------------------------------
+
+    def scheduled(
+        self: Self,
+        schedule: Schedule | None = None,
+        policy: AttentionSchedulePolicy | None = None,
+        *,
+        layers: Collection[int] | None = None,
+    ) -> Self:
+        """The same backend with another schedule and policy of attention, in some layers, or (None) in all
+        that have none of their own. schedule None: all threads that the backend has; policy None: Auto.
+        """
+        twin = copy.copy(self)
+        given = Assignment(schedule) if policy is None else Assignment(schedule, policy)
+        twin.assigned = {**self.assigned, **dict.fromkeys([None] if layers is None else layers, given)}
+        return twin
+
+    def emit(self, event: ScheduleDowngraded) -> None:
+        """Logs an event and hands it to `listeners`, once."""
+        if event not in self.emitted:
+            self.emitted.add(event)
+            log.info("%s", event)
+            for listener in self.listeners:
+                listener(event)
+
+    def plan_attention(
+        self, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int, limits: Limits
+    ) -> tuple[HeadPlan | None, int]:
+        """The plan of a step of attention, None for inline, and the threads it may use."""
+        view, n, seq_kv = views[0], len(views), 0
+        for v, queries in zip(views, tokens, strict=True):
+            seq_kv += queries * (v.length - v.sees(queries, 0)[0])
+        return self.assignment(view.layer).plan(
+            layer=view.layer,
+            n_heads=n * n_heads,
+            n_kv_heads=n * view.n_kv_heads,
+            seq_kv=seq_kv,
+            queries=max(tokens),
+            limits=limits,
+            emit=self.emit,
+        )
+
+    def assignment(self, layer: int) -> Assignment:
+        return self.assigned.get(layer) or self.assigned[None]
 
     # ---- storage -------------------------------------------------------------------------------------------
 
@@ -184,27 +249,57 @@ class Backend(ABC):
     def fused_attention(self, q: Tensor, view: KVBufferView, n_heads: int, scale: float) -> Tensor:
         """Causal attention of the last len(q) tokens over the cache: (tokens, n_heads * head_dim).
 
-        The default is the per-head loop; a mask is a loop bound.
+        The default is the per-head loop, over the layer's schedule; a mask is a loop bound.
         """
-        tokens, dim, group = q.shape[0], view.head_dim, n_heads // view.n_kv_heads
+        tokens, layer = q.shape[0], view.layer
+        schedule = self.assignment(layer).schedule or INLINE
+        limits = Limits(
+            schedule.parallelism if self.concurrent else 1,
+            f"attention made of primitive ops runs on one thread over backend {self.name}",
+            splits=False,
+        )
+        plan, threads = self.plan_attention((view,), (tokens,), n_heads, limits)
+        schedule = INLINE if plan is None or threads == 1 else schedule
         keys, values = self.kv_rows(view)
         out = None
         for t in range(tokens):
             first, end = (at - view.first for at in view.sees(tokens, t))
             whole = tokens == 1 and first == 0
-            q_t = q if tokens == 1 else self.copy_rows_2d(q, t, 1)
-            k_t = keys if whole else self.copy_rows_2d(keys, first, end - first)
-            v_t = values if whole else self.copy_rows_2d(values, first, end - first)
-            row = self.zeros((1, n_heads * dim))
-            for h in range(n_heads):
+            row = self._attend(
+                q if tokens == 1 else self.copy_rows_2d(q, t, 1),
+                keys if whole else self.copy_rows_2d(keys, first, end - first),
+                values if whole else self.copy_rows_2d(values, first, end - first),
+                *(view, n_heads, scale, plan, schedule),
+            )
+            out = row if out is None else self.concat_dim0(out, row)
+        return out
+
+    def _attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        view: KVBufferView,
+        n_heads: int,
+        scale: float,
+        plan: HeadPlan | None,
+        schedule: Schedule,
+    ) -> Tensor:
+        """Of one query to all keys (n, n_kv_heads * head_dim): (1, n_heads * head_dim)."""
+        out, dim, group = self.zeros(q.shape), view.head_dim, n_heads // view.n_kv_heads
+        per = group if plan is not None and plan.unit is Unit.GROUP else 1  # heads to a unit
+
+        def heads(lo: int, hi: int, slot: int) -> None:
+            for h in range(lo * per, hi * per):
                 kv = h // group * dim
-                q_h = self.copy_2d_from_cols(q_t, dim, h * dim)
-                k_h = self.copy_2d_from_cols(k_t, dim, kv)
-                v_h = self.copy_2d_from_cols(v_t, dim, kv)
+                q_h = self.copy_2d_from_cols(q, dim, h * dim)
+                k_h = self.copy_2d_from_cols(keys, dim, kv)
+                v_h = self.copy_2d_from_cols(values, dim, kv)
                 scores = self.scale(self.matmul(q_h, self.transpose_2d(k_h)), scale)
                 context = self.matmul(self.softmax_rows(scores), v_h)
-                self.copy_2d_into_cols(row, context, h * dim)
-            out = row if out is None else self.concat_dim0(out, row)
+                self.copy_2d_into_cols(out, context, h * dim)
+
+        schedule.for_range(n_heads // per, plan.grain if plan else 1, heads)
         return out
 
     def batched_attention(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .. import _pi
 from ..errors import BackendError, ModelError
+from ..schedule import Limits, Unit
 from .base import Backend
 from .kv import KVBufferView, row_bytes
 from .replay import Capture, FreeLists, Replay
@@ -29,6 +30,7 @@ DTYPES: dict[str, tuple[Any, str, int]] = {
     "f16": (np.float16, "uint16_t *", lib.PI_F16),
     "q8_0": (np.uint8, "uint8_t *", lib.PI_Q8_0),
 }
+UNITS = {Unit.GROUP: lib.PI_UNIT_GROUP, Unit.HEAD: lib.PI_UNIT_HEAD, Unit.SPLIT: lib.PI_UNIT_SPLIT}
 LAYOUTS = {"rows": lib.PI_ROWS, "tiles": lib.PI_TILES}
 RECYCLED_ROWS, RECYCLED_VALUES = 16, 1 << 18  # results up to this size, those of decoding, are kept for reuse
 NULLS = [ffi.NULL] * 3
@@ -78,7 +80,10 @@ class CWeight:
 class NativeBackend(Backend):
     """The C library at one level (None: the best that runs here) on a number of threads."""
 
+    concurrent = False  # one op at a time: each has the threads of the context to itself
+
     def __init__(self, name: str, level: str | None, threads: int) -> None:
+        super().__init__()
         ptr = lib.pi_ctx_new(ffi.NULL if level is None else level.encode(), threads)
         if ptr == ffi.NULL:
             raise BackendError(
@@ -87,6 +92,9 @@ class NativeBackend(Backend):
         self.name, self.threads = name, threads
         self.ctx = ffi.gc(ptr, lib.pi_ctx_free)
         self.level = _text(lib.pi_ctx_level(ptr))
+        self.limits = Limits(
+            threads, f"backend {name} has {threads} thread{'s' * (threads > 1)}", splits=True
+        )
         self._free: FreeLists = {}
         self._capture: Capture | None = None
         self._capturing = threading.Lock()
@@ -295,8 +303,19 @@ class NativeBackend(Backend):
             ffi.new("pi_kv_view *[]", [self.handle(v) for v in views]),
             ffi.new("int64_t[]", list(tokens)),
         )
-        unit, tasks = lib.PI_UNIT_GROUP, self.threads
-        self._call(lib.pi_attention, q.ptr, len(views), handles, counts, n_heads, scale, unit, tasks, y.ptr)
+        mapped = self.map_attention(views, tokens, n_heads)
+        self._call(lib.pi_attention, q.ptr, len(views), handles, counts, n_heads, scale, *mapped, y.ptr)
+        if capture := self._own_capture():
+            capture.attention.append((len(capture.calls) - 1, (views, tokens, n_heads)))
+
+    def map_attention(
+        self, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int
+    ) -> tuple[int, int]:
+        """The plan of a step as pi_attention takes it: unit_of and tasks."""
+        plan, threads = self.plan_attention(views, tokens, n_heads, self.limits)
+        return (
+            (lib.PI_UNIT_GROUP, 1) if plan is None else (UNITS[plan.unit], plan.tasks(threads, max(tokens)))
+        )
 
     def kv_write(self, view: KVBufferView, k: CTensor, v: CTensor) -> None:
         self._call(lib.pi_kv_write, self.handle(view), k.ptr, v.ptr, k.shape[0])

@@ -83,6 +83,12 @@ def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) ->
     )
     group.add_argument("--chunk", type=number(int, 1), metavar="N", help="tokens of a prompt run at once")
     group.add_argument(
+        "--attention-policy",
+        default="auto",
+        choices=("auto", "sequential", "per-head", "per-kv-group", "split"),
+        help="what a thread takes at a time of attention, for experiments; moves no byte (%(default)s)",
+    )
+    group.add_argument(
         "--no-pack",
         dest="pack",
         action="store_false",
@@ -144,6 +150,7 @@ def load(args: argparse.Namespace) -> "pyinfer.Model":
         ctx=args.ctx,
         chunk=args.chunk,
         pack=args.pack,
+        attention_policy=args.attention_policy,
     )
 
 
