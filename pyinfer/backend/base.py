@@ -114,6 +114,10 @@ class Backend(ABC):
         """A tensor of zeros; the memory is only claimed when touched."""
 
     @abstractmethod
+    def part(self, x: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """x[index] as a tensor of `shape`, in the memory of x, which was made by `zeros`."""
+
+    @abstractmethod
     def numpy(self, x: Tensor) -> NDArray[Any]:
         """The values of x. Those of a tensor made by `zeros` or `tensor` may be written to."""
 

@@ -161,6 +161,9 @@ class NativeBackend(Backend):
         self._not_replayable()
         return self._wrap(np.zeros(shape, DTYPES[dtype][0]))
 
+    def part(self, x: CTensor, index: tuple[int, ...], shape: tuple[int, ...]) -> CTensor:
+        return self._wrap(x.array[index].reshape(shape))
+
     def numpy(self, x: CTensor) -> NDArray[Any]:
         self._not_replayable()  # whoever asks for values computes with them
         return x.array if x.home is None else x.array.copy()  # recycled memory does not outlive x

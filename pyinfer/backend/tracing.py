@@ -10,7 +10,7 @@ from typing import Any
 from ..schedule import AttentionSchedulePolicy, Schedule
 from .base import Backend
 
-STORAGE = {"tensor", "zeros", "numpy", "weight", "kernels", "kv_rows"}  # no ops
+STORAGE = {"tensor", "zeros", "part", "numpy", "weight", "kernels", "kv_rows"}  # no ops
 SCHEDULING = {"scheduled", "emit", "plan_attention", "assignment"}
 NOT_OPS = STORAGE | SCHEDULING | {"capture"}  # its default runs op by op, so that each is counted
 OPS = [

@@ -4,9 +4,13 @@ place.
 
 from __future__ import annotations
 
+import math
+
 from ..backend.base import Backend, Tensor
-from ..backend.kv import TILE, KVBufferView, block_shapes
+from ..backend.kv import KVBufferView, block_shapes
 from ..model.config import Config
+
+BLOCK = 256  # tokens
 
 
 class PositionalCache:
@@ -16,11 +20,16 @@ class PositionalCache:
 
     def __init__(self, ops: Backend, config: Config, capacity: int, dtype: str) -> None:
         self.ops, self.capacity = ops, capacity
-        heads, dim, room = config.n_kv_heads, config.head_dim, -(-capacity // TILE) * TILE
+        heads, dim = config.n_kv_heads, config.head_dim
+        shapes = block_shapes(dtype, heads, dim, BLOCK)
+        blocks = range(-(-capacity // BLOCK))
+        # The whole of a block side by side: a short sequence touches few pages, and large ones.
+        memory = ops.zeros((len(blocks), config.n_layers, 2, math.prod(shapes[0])), dtype)
 
         def view(layer: int) -> KVBufferView:
-            k, v = (ops.zeros(shape, dtype) for shape in block_shapes(dtype, heads, dim, room))
-            return KVBufferView([k], [v], "tiles", dtype, heads, dim, 0, room, room, layer=layer)
+            k, v = ([ops.part(memory, (b, layer, i), shapes[i]) for b in blocks] for i in (0, 1))
+            room = len(blocks) * BLOCK
+            return KVBufferView(k, v, "tiles", dtype, heads, dim, 0, room, BLOCK, layer=layer)
 
         self.views = [view(layer) for layer in range(config.n_layers)]
 
