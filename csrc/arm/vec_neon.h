@@ -40,7 +40,13 @@ PI_INLINE vf v_abs(vf x) { return vabsq_f32(x); }
 PI_INLINE vf v_neg(vf x) { return vnegq_f32(x); }
 PI_INLINE vf v_rint(vf x) { return vrndnq_f32(x); }
 PI_INLINE vi v_to_int(vf x) { return vcvtnq_s32_f32(x); }
-PI_INLINE void v_storei(int32_t *p, vi x) { vst1q_s32(p, x); }
+PI_INLINE int32_t v_sum(vi x) { return vaddvq_s32(x); }
+PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) { /* no level here reads q16 */
+    const int16x4_t w = vmovn_s32(x);
+    const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(w, w))), 0);
+    (void)q16;
+    memcpy(q, &four, 4);
+}
 PI_INLINE vi v_half(vi k) { return vshrq_n_s32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return vsubq_s32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(k, vdupq_n_s32(127)), 23)); }

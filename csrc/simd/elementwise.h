@@ -124,26 +124,25 @@ void LEVEL(pi_rope)(const float *x, const float *cos, const float *sin, int64_t 
 
 void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
     vf zeros = v_set1(0.0f); /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
-    for (int64_t b = 0; b < a->nb; b++) {
-        const float *xb = x + b * PI_BLOCK;
-        int8_t *q = a->q + row * a->cols + b * PI_BLOCK;
-        int16_t *q16 = a->q16 + row * a->cols + b * PI_BLOCK;
-        vf m = v_set1(0.0f);
-        for (int i = 0; i < PI_BLOCK; i += V) {
-            const vf v = v_load(xb + i);
-            m = v_max(m, v_abs(v));
-            zeros = v_fma(v, v_set1(0.0f), zeros);
+    int8_t *q = a->q + row * a->cols;
+    int16_t *q16 = a->q16 + row * a->cols;
+    for (int64_t b = 0; b < a->nb; b++, x += PI_BLOCK, q += PI_BLOCK, q16 += PI_BLOCK) {
+        vf m = v_set1(0.0f), v[PI_BLOCK / V];
+        PI_UNROLL for (int i = 0; i < PI_BLOCK / V; i++) {
+            v[i] = v_load(x + i * V);
+            m = v_max(m, v_abs(v[i]));
+            zeros = v_fma(v[i], v_set1(0.0f), zeros);
         }
         float amax = v_max_across(m);
         if (amax < 0x1p-100f) amax = 0.0f;
         const vf id = v_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
-        int32_t code[PI_BLOCK];
         int32_t sum[2] = {0, 0};
-        for (int i = 0; i < PI_BLOCK; i += V) v_storei(code + i, v_to_int(v_mul(v_load(xb + i), id)));
-        for (int i = 0; i < PI_BLOCK; i++) q[i] = (int8_t)code[i];
-        for (int i = 0; i < PI_BLOCK; i++) sum[i / 16] += q[i];
-        for (int i = 0; i < PI_BLOCK; i += 4)
-            for (int j = 0; j < 4; j++) q16[i + j] = (int16_t)code[i + (j % 2 * 2 + j / 2)];
+        PI_UNROLL for (int i = 0; i < PI_BLOCK / V; i++) {
+            /* The bounds change no number; they keep what comes of NaN within a byte. */
+            const vi code = v_to_int(v_min(v_max(v_mul(v[i], id), v_set1(-127.0f)), v_set1(127.0f)));
+            v_store_codes(q + i * V, q16 + i * V, code);
+            sum[i * V / 16] += v_sum(code);
+        }
         pi_act_scales(a, row * a->nb + b, amax / 127.0f, sum[0], sum[1]);
     }
     float lane[V], zero = 0.0f;

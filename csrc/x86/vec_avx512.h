@@ -28,7 +28,13 @@ PI_INLINE vf v_abs(vf x) { return _mm512_abs_ps(x); }
 PI_INLINE vf v_neg(vf x) { return _mm512_xor_ps(x, _mm512_set1_ps(-0.0f)); }
 PI_INLINE vf v_rint(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 PI_INLINE vi v_to_int(vf x) { return _mm512_cvtps_epi32(x); }
-PI_INLINE void v_storei(int32_t *p, vi x) { _mm512_storeu_si512(p, x); }
+PI_INLINE int32_t v_sum(vi x) { return _mm512_reduce_add_epi32(x); }
+/* As int8; and as int16, each four in the order 0 2 1 3. */
+PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) {
+    const __m256i w = _mm512_cvtepi32_epi16(x);
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(x));
+    _mm256_storeu_si256((__m256i *)q16, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(w, 0xd8), 0xd8));
+}
 PI_INLINE vi v_half(vi k) { return _mm512_srai_epi32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(k, _mm512_set1_epi32(127)), 23)); }

@@ -8,6 +8,7 @@ position: so they are captured once, and then only made again (`capture`, `Repla
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ DTYPES: dict[str, tuple[Any, str, int]] = {
 }
 UNITS = {Unit.GROUP: lib.PI_UNIT_GROUP, Unit.HEAD: lib.PI_UNIT_HEAD, Unit.SPLIT: lib.PI_UNIT_SPLIT}
 LAYOUTS = {"rows": lib.PI_ROWS, "tiles": lib.PI_TILES}
-RECYCLED_ROWS, RECYCLED_VALUES = 16, 1 << 18  # results up to this size, those of decoding, are kept for reuse
+# Results up to so many values keep their memory for the next: of decoding by shape, others by size, for what a
+# prefill writes would else be cleared, page by page, at every op.
+RECYCLED_ROWS, RECYCLED_VALUES, RECYCLED_LARGE = 16, 1 << 18, 1 << 23
 NULLS = [ffi.NULL] * 3
 
 
@@ -58,14 +61,17 @@ def chosen_level() -> str | None:
 class CTensor:
     """Values in C order and their address; the memory goes back to `home` with the last reference."""
 
-    __slots__ = ("array", "home", "ptr", "shape")
+    __slots__ = ("array", "home", "memory", "ptr", "shape")
 
-    def __init__(self, array: NDArray[Any], ptr: Any, home: list[Any] | None = None) -> None:
+    def __init__(
+        self, array: NDArray[Any], ptr: Any, home: list[Any] | None = None, memory: Any = None
+    ) -> None:
         self.array, self.ptr, self.shape, self.home = array, ptr, array.shape, home
+        self.memory = array if memory is None else memory  # `array`, or what it is the beginning of
 
     def __del__(self) -> None:
         if self.home is not None:
-            self.home.append((self.array, self.ptr))
+            self.home.append((self.memory, self.ptr))
 
 
 class CWeight:
@@ -141,17 +147,17 @@ class NativeBackend(Backend):
     def _new(self, shape: tuple[int, ...]) -> CTensor:
         capture = self._own_capture()
         free = capture.free if capture else self._free
-        home = free.get(shape)
-        if home:
-            try:
-                array, ptr = home.pop()
-                return CTensor(array, ptr, home)
-            except IndexError:  # another thread took the last one
-                pass
-        fresh = self._wrap(np.empty(shape, np.float32))
-        if shape[0] <= RECYCLED_ROWS and fresh.array.size <= RECYCLED_VALUES:
-            fresh.home = free.setdefault(shape, [])
-        return fresh
+        n = math.prod(shape)
+        small = shape[0] <= RECYCLED_ROWS and n <= RECYCLED_VALUES
+        if not small and not 0 < n <= RECYCLED_LARGE:
+            return self._wrap(np.empty(shape, np.float32))
+        home = free.setdefault(shape if small else (1 << (n - 1).bit_length(),), [])
+        try:  # not `if home`: another thread may take the last one
+            memory, ptr = home.pop()
+        except IndexError:
+            fresh = self._wrap(np.empty(shape if small else 1 << (n - 1).bit_length(), np.float32))
+            memory, ptr = fresh.array, fresh.ptr
+        return CTensor(memory if small else memory[:n].reshape(shape), ptr, home, memory)
 
     def tensor(self, array: NDArray[Any]) -> CTensor:
         self._not_replayable()
@@ -166,7 +172,12 @@ class NativeBackend(Backend):
 
     def numpy(self, x: CTensor) -> NDArray[Any]:
         self._not_replayable()  # whoever asks for values computes with them
-        return x.array if x.home is None else x.array.copy()  # recycled memory does not outlive x
+        if x.home is None:
+            return x.array
+        if x.array.size <= RECYCLED_VALUES:
+            return x.array.copy()  # recycled memory does not outlive x
+        x.home = None  # not worth a copy: this memory is not recycled
+        return x.array
 
     def weight(
         self, type: int, rows: int, cols: int, data: NDArray[np.uint8], *, pack: bool = True
