@@ -36,6 +36,7 @@ class KVBufferView:
     window: int = 0  # a query sees itself and window - 1 tokens before; 0: all
     layer: int = 0
     stamp: int = 0  # counts changes of the lists k and v
+    origin: int = 0  # tokens are counted in slots here; the slot of position 0, below 0 if it was given back
     handle: Any = None  # whatever the backend wants to keep with it
 
     def sees(self, tokens: int, t: int) -> tuple[int, int]:

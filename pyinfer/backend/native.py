@@ -33,9 +33,10 @@ DTYPES: dict[str, tuple[Any, str, int]] = {
 }
 UNITS = {Unit.GROUP: lib.PI_UNIT_GROUP, Unit.HEAD: lib.PI_UNIT_HEAD, Unit.SPLIT: lib.PI_UNIT_SPLIT}
 LAYOUTS = {"rows": lib.PI_ROWS, "tiles": lib.PI_TILES}
-# Results up to so many values keep their memory for the next: of decoding by shape, others by size, for what a
-# prefill writes would else be cleared, page by page, at every op.
+# Results up to so many values keep their memory for the next: of decoding by shape, others by size, for
+# what a prefill writes would else be cleared, page by page, at every op.
 RECYCLED_ROWS, RECYCLED_VALUES, RECYCLED_LARGE = 16, 1 << 18, 1 << 23
+LINE = 64  # bytes of a cache line
 NULLS = [ffi.NULL] * 3
 
 
@@ -165,7 +166,13 @@ class NativeBackend(Backend):
 
     def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> CTensor:
         self._not_replayable()
-        return self._wrap(np.zeros(shape, DTYPES[dtype][0]))
+        kind = np.dtype(DTYPES[dtype][0])
+        n = math.prod(shape) * kind.itemsize
+        room = np.zeros(
+            n + LINE, np.uint8
+        )  # NumPy aligns to 16 bytes: a row of a K tile would lie in two lines
+        first = -room.ctypes.data % LINE
+        return self._wrap(room[first : first + n].view(kind).reshape(shape))
 
     def part(self, x: CTensor, index: tuple[int, ...], shape: tuple[int, ...]) -> CTensor:
         return self._wrap(x.array[index].reshape(shape))

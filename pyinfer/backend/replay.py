@@ -69,7 +69,7 @@ class Replay:
 
     def run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The logits (n, n_vocab) of as many tokens as were captured."""
-        start, ctx, code = self.views[0].length, self.ctx, self.code
+        start, ctx, code = self.views[0].length - self.views[0].origin, self.ctx, self.code
         self.ids[0 : len(tokens)] = tokens
         for args in self.ropes:
             args[FIRST - 1] = start
