@@ -23,8 +23,7 @@ from .append import AppendCache
 from .base import DTYPES, Cache, check_dtype, extended
 from .padded import PaddedCache
 from .paged import BLOCK, BlockPool, PagedCache
-from .positional import BLOCK as POSITIONAL_BLOCK
-from .positional import PositionalCache
+from .positional import PositionalCache, block_of
 from .readonly import ReadOnlyCache
 from .sliding import SlidingCache, most_blocks
 
@@ -68,7 +67,7 @@ def n_bytes(config: Config, tokens: int, dtype: str) -> int:
 def most_bytes(kind: str, config: Config, capacity: int, dtype: str, at_once: int) -> int:
     """Bytes of a cache that is full, its tokens having come `at_once` at a time."""
     name, window = parse(kind)
-    step = {"append": 1, "positional": POSITIONAL_BLOCK}.get(name, BLOCK)
+    step = {"append": 1, "positional": block_of(capacity)}.get(name, BLOCK)
     blocks = -(-capacity // step)
     if window:
         blocks = min(blocks, most_blocks(window, min(at_once, capacity), BLOCK))
