@@ -283,6 +283,8 @@ def test_kv_write_of_unusual_values(native: Native, dtype: str, kind: str) -> No
     k, v = (values(kind, (37, 2, 64), seed=s) for s in (1, 2))
     if kind == "random":  # each row of another size, from what rounds to nothing to what overflows
         k, v = (np.ldexp(x, np.arange(-40, 34, 2)[:, None, None]).astype(f32) for x in (k, v))
+    if kind == "ties":  # halves of scales that are no powers of two: times 1 / d, not divided by d
+        k, v = (x * (1 + np.arange(37, dtype=f32) / 64)[:, None, None] for x in (k, v))
     view = View(TILES, dtype, 2, 64, 48)
     got = native.op("pi_kv_write", view, k, v, 37)
     with np.errstate(all="ignore"):
