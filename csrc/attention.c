@@ -206,19 +206,22 @@ static void split_context_task(void *arg, int64_t lo, int64_t hi, int slot) {
 
 /* Divisions, since a product of what the caller says may overflow. */
 bool pi_kv_view_ok(const pi_kv_view *v, int64_t more) {
-    if (!v || !v->k || !v->v || v->n_kv_heads < 1 || v->head_dim < 1 || v->head_dim > PI_MAX_HEAD_DIM || v->block < 1 || v->window < 0) return false;
-    if (v->first < 0 || v->length < v->first || v->length > v->capacity || more > v->capacity - v->length) return false;
+    if (!v || !v->k || !v->v || v->n_kv_heads < 1 || v->n_kv_heads > PI_MAX_HEADS || v->head_dim < 1 || v->head_dim > PI_MAX_HEAD_DIM)
+        return false;
+    if (v->first < 0 || v->length < v->first || v->length > v->capacity || v->capacity > PI_MAX_TOKENS || v->window < 0) return false;
+    if (more > v->capacity - v->length || v->block < 1) return false;
     if (v->dtype != PI_F32 && v->dtype != PI_F16 && (v->dtype != PI_Q8_0 || v->head_dim % PI_BLOCK)) return false;
-    const int64_t row = pi_kv_row_bytes(v);
+    const int64_t row = pi_kv_row_bytes(v), item = v->dtype == PI_F32 ? 4 : 2;
+    if (v->head_stride % item || v->head_stride > PTRDIFF_MAX / v->n_kv_heads) return false;
     if (v->layout == PI_TILES) return v->block % PI_LANES == 0 && v->head_stride / row >= v->block;
     return v->layout == PI_ROWS && v->dtype != PI_Q8_0 && v->block >= v->capacity && v->head_stride >= row &&
-           v->row_stride / v->n_kv_heads >= v->head_stride;
+           v->row_stride / v->n_kv_heads >= v->head_stride && v->row_stride % item == 0 && v->row_stride <= PTRDIFF_MAX / PI_MAX_TOKENS;
 }
 
 int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *const *views, const int64_t *tokens, int n_heads,
                  float scale, int unit_of, int tasks, float *out) {
-    if (!c || !q || !out || n_seqs < 1 || !views || !tokens || n_heads < 1 || tasks < 1) return PI_EINVAL;
-    if (unit_of < PI_UNIT_GROUP || unit_of > PI_UNIT_SPLIT) return PI_EINVAL;
+    if (!c || !q || !out || n_seqs < 1 || n_seqs > PI_MAX_SEQS || !views || !tokens || n_heads < 1 || n_heads > PI_MAX_HEADS) return PI_EINVAL;
+    if (unit_of < PI_UNIT_GROUP || unit_of > PI_UNIT_SPLIT || tasks < 1) return PI_EINVAL;
     int64_t span = 0, most = 0;
     for (int64_t i = 0; i < n_seqs; i++) {
         const pi_kv_view *v = views[i];

@@ -4,7 +4,8 @@
 
 #include "pi.h"
 
-enum { PI_MAX_HEAD_DIM = 1024 };
+/* Far beyond any model; within them no count or size overflows. */
+enum { PI_MAX_HEAD_DIM = 1024, PI_MAX_HEADS = 4096, PI_MAX_SEQS = 65536, PI_MAX_TOKENS = INT32_MAX };
 
 /* Whether the view can be used, and has room for `more` tokens. */
 bool pi_kv_view_ok(const pi_kv_view *v, int64_t more);
