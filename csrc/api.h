@@ -15,7 +15,8 @@ typedef struct pi_weight pi_weight; /* a packed matrix */
 /* What a cache holds of one sequence in one layer: tokens first..length, in blocks of `block` tokens, k[t / block] and v[t / block].
  * A row is head_dim values of one token and head: f32, f16, or q8_0 (int8[head_dim], then f16 d for each 32 of them). Rows: one
  * block; a row of K and of V at t * row_stride + h * head_stride. Tiles: head h of a block at h * head_stride; K there in tiles of 16
- * tokens, [head_dim][16] values, then (q8_0) [head_dim / 32][16] f16; V one row after the other. Strides are in bytes. */
+ * tokens, [head_dim][16] values, then (q8_0) [head_dim / 32][16] f16; V one row after the other. Strides are in bytes, multiples of
+ * what an f32 takes, or an f16. */
 enum { PI_ROWS = 0, PI_TILES = 1 };
 typedef struct {
     void *const *k, *const *v;
