@@ -103,6 +103,7 @@ def given() -> Given:
 
 ENTRIES = [name for name in dir(lib) if name.startswith("pi_")]
 OPS = list(Given("ref").good())
+CONTEXT = ("new", "free", "level", "threads", "scramble", "regions", "kernel_level")
 OPTIONAL = {("pi_rope_table", 5), ("pi_matmul", 3), ("pi_matmul", 6)}  # pointers that may be NULL
 
 # entry -> {argument: values that are wrong there}
@@ -169,7 +170,7 @@ def test_every_op_is_here() -> None:
         "pi_kernel_count",
         "pi_kernel_name",
     }
-    contexts = {f"pi_ctx_{what}" for what in ("new", "free", "level", "threads", "scramble", "kernel_level")}
+    contexts = {f"pi_ctx_{what}" for what in CONTEXT}
     assert set(ENTRIES) == set(OPS) | asking | contexts | {"pi_weight_free", "pi_weight_bytes"}
 
 
@@ -377,6 +378,7 @@ def test_questions_about_nothing(given: Given) -> None:
     assert lib.pi_ctx_kernel_level(NULL, 0) == NULL
     assert lib.pi_ctx_threads(NULL) == 0
     assert lib.pi_weight_bytes(NULL) == 0
+    assert lib.pi_ctx_regions(NULL) == 0
     lib.pi_ctx_scramble(NULL, 1)
 
 
