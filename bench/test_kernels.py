@@ -4,7 +4,7 @@
 
 Matrices are those of a feed-forward of Qwen3 0.6B, of every weight type that the kernel tests know; heads
 those of SmolLM2 135M (9 query heads and 3 KV heads of 64) and of Qwen3 (16 and 8 of 128). `extra_info` of a
-benchmark holds its rate, GMAC/s where arithmetic is the work and GB/s where memory is.
+benchmark holds its rate: GMAC/s, GFMA/s of floats, where arithmetic is the work and GB/s where memory is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernels.harness import TYPES
 from numpy.typing import NDArray
 from synth import matrix
 
-from pyinfer.backend.base import KVBufferView
+from pyinfer.backend.kv import KVBufferView, block_shapes, row_bytes
 from pyinfer.backend.native import CTensor, CWeight, NativeBackend
 
 Measure: TypeAlias = Callable[[Callable[[], Any], float, str], None]  # see conftest.py
@@ -49,13 +49,10 @@ def cold_weights(type: str) -> list[CWeight]:
 
 
 def kv_view(ops: NativeBackend, layout: str, dtype: str, n_kv: int, dim: int, length: int) -> KVBufferView:
-    capacity = -(-length // 16) * 16
-    shapes = {
-        "tiles": ((n_kv, capacity // 16, dim, 16), (n_kv, capacity, dim)),
-        "rows": ((capacity, n_kv * dim),) * 2,
-    }
-    k, v = (ops.zeros(shape, dtype) for shape in shapes[layout])
-    view = KVBufferView(k, v, layout, dtype, n_kv, dim, 0, capacity)
+    room = -(-length // 16) * 16
+    shapes = [(room, n_kv * dim)] * 2 if layout == "rows" else block_shapes(dtype, n_kv, dim, room)
+    k, v = ([ops.zeros(shape, dtype)] for shape in shapes)
+    view = KVBufferView(k, v, layout, dtype, n_kv, dim, 0, room, room)
     rows: CTensor = ops.tensor(values(length, n_kv * dim))
     ops.kv_write(view, rows, rows)
     return view
@@ -94,17 +91,31 @@ def test_saxpy(measure: Measure, ops: NativeBackend, shape: tuple[int, int, int]
     measure(lambda: ops.matmul(a, b), m * k * n, "GMAC/s")
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
-@pytest.mark.parametrize("layout", ["tiles", "rows"])
-@pytest.mark.parametrize("keys", [511, 2048])
+STORES = [("tiles", "f32"), ("tiles", "f16"), ("tiles", "q8_0"), ("rows", "f32"), ("rows", "f16")]
+
+
+@pytest.mark.parametrize(("layout", "dtype"), STORES)
+@pytest.mark.parametrize("keys", [511, 2048, 8191])
 @pytest.mark.parametrize("heads", HEADS)
-def test_attention(
+def test_attention_decode(
     measure: Measure, ops: NativeBackend, heads: str, keys: int, layout: str, dtype: str
 ) -> None:
-    """One query over a cache of so many keys."""
+    """One query over a cache of so many keys; the rate is of K and V bytes."""
     n_heads, n_kv, dim = HEADS[heads]
     view, q = kv_view(ops, layout, dtype, n_kv, dim, keys), ops.tensor(values(1, n_heads * dim))
-    measure(lambda: ops.fused_attention(q, view, n_heads, dim**-0.5), 2 * n_heads * dim * keys, "GMAC/s")
+    work = 2 * n_kv * keys * row_bytes(dtype, dim)
+    measure(lambda: ops.fused_attention(q, view, n_heads, dim**-0.5), work, "GB/s")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("keys", [511, 2048, 8191])
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_prefill(measure: Measure, ops: NativeBackend, heads: str, keys: int, dtype: str) -> None:
+    """The last 24 tokens of a prompt of so many; the rate is of multiply-adds."""
+    (n_heads, n_kv, dim), tokens = HEADS[heads], 24
+    view, q = kv_view(ops, "tiles", dtype, n_kv, dim, keys), ops.tensor(values(tokens, n_heads * dim))
+    pairs = sum(range(keys - tokens + 1, keys + 1))  # of a query and a key
+    measure(lambda: ops.fused_attention(q, view, n_heads, dim**-0.5), 2 * pairs * n_heads * dim, "GFMA/s")
 
 
 @pytest.mark.parametrize("shape", [(1, 576), (128, 576)], ids=["1x576", "128x576"])
@@ -139,7 +150,7 @@ def test_rope(measure: Measure, ops: NativeBackend, neox: bool) -> None:
     measure(lambda: ops.apply_rope(x, cos, sin, 0, 128, neox), 2 * x.array.nbytes, "GB/s")
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
 def test_kv_write(measure: Measure, ops: NativeBackend, dtype: str) -> None:
     """128 tokens of 8 KV heads of 128, into tiles."""
     view, rows = kv_view(ops, "tiles", dtype, 8, 128, 128), ops.tensor(values(128, 8 * 128))

@@ -12,16 +12,24 @@ enum { /* GGUF's own numbers */
 typedef struct pi_ctx pi_ctx;       /* a kernel table, worker threads, scratch */
 typedef struct pi_weight pi_weight; /* a packed matrix */
 
-/* What a cache holds for one layer. Rows: element (t, h, d) at t * row_stride + h * head_stride + d, for K and V.
- * Tiles: K at h * head_stride + (t / 16) * 16 * head_dim + d * 16 + t % 16, V at h * head_stride + t * head_dim + d. */
+/* What a cache holds of one sequence in one layer: tokens first..length, in blocks of `block` tokens, k[t / block] and v[t / block].
+ * A row is head_dim values of one token and head: f32, f16, or q8_0 (int8[head_dim], then f16 d for each 32 of them). Rows: one
+ * block; a row of K and of V at t * row_stride + h * head_stride. Tiles: head h of a block at h * head_stride; K there in tiles of 16
+ * tokens, [head_dim][16] values, then (q8_0) [head_dim / 32][16] f16; V one row after the other. Strides are in bytes, multiples of
+ * what an f32 takes, or an f16. */
 enum { PI_ROWS = 0, PI_TILES = 1 };
 typedef struct {
-    void *k, *v;
-    int64_t head_stride, row_stride; /* in elements */
-    int64_t length, capacity;        /* tokens written; tokens that the buffers hold */
-    int layout, dtype;               /* PI_ROWS or PI_TILES; PI_F32 or PI_F16 */
+    void *const *k, *const *v;
+    int64_t block;                   /* tokens to a block; of tiles a multiple of 16 */
+    int64_t head_stride, row_stride;
+    int64_t first, length, capacity; /* the first token held, the end of those written, the end of room */
+    int64_t window;                  /* a query sees itself and window - 1 tokens before; 0: all */
+    int layout, dtype;               /* PI_ROWS or PI_TILES; PI_F32, PI_F16 or (tiles) PI_Q8_0 */
     int n_kv_heads, head_dim;
 } pi_kv_view;
+
+/* What a thread takes at a time of a step of attention; moves no byte. */
+enum { PI_UNIT_GROUP = 0, PI_UNIT_HEAD = 1, PI_UNIT_SPLIT = 2 };
 
 /* Levels of instruction set. pi_ctx_new takes a level's name or NULL for the best that runs here; NULL on error. */
 int pi_numerics(void);
@@ -32,6 +40,10 @@ pi_ctx *pi_ctx_new(const char *level, int threads);
 void pi_ctx_free(pi_ctx *c);
 const char *pi_ctx_level(const pi_ctx *c);
 int pi_ctx_threads(const pi_ctx *c);
+/* For tests. The order in which threads take their ranges, 0: ascending, UINT32_MAX: descending, else by this seed; and how many
+ * regions have been forked. */
+void pi_ctx_scramble(pi_ctx *c, uint32_t seed);
+int64_t pi_ctx_regions(const pi_ctx *c);
 int pi_kernel_count(void);
 const char *pi_kernel_name(int i);
 const char *pi_ctx_kernel_level(const pi_ctx *c, int i); /* which level's kernel runs entry i */
@@ -49,8 +61,11 @@ int pi_matmul(pi_ctx *c, const pi_weight *w0, const pi_weight *w1, const pi_weig
 /* y[m][n] = a[m][k] b[k][n], as saxpy rows. */
 int pi_matmul_rows(pi_ctx *c, const float *a, const float *b, int64_t m, int64_t k, int64_t n, float *y);
 
-/* Attention of `tokens` queries, the last of which is token view->length - 1 of the sequence. */
-int pi_attention(pi_ctx *c, const float *q, int64_t tokens, int n_heads, const pi_kv_view *view, float scale, float *out);
+/* Attention of n_seqs sequences at once, which have the same heads: tokens[i] queries of sequence i, the last of which is its token
+ * views[i]->length - 1. q, out: [sum of tokens][n_heads * head_dim]. unit_of: PI_UNIT_..; SPLIT for one query to a sequence. At most
+ * `tasks` threads take part. */
+int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *const *views, const int64_t *tokens, int n_heads,
+                 float scale, int unit_of, int tasks, float *out);
 /* Writes k and v rows [tokens][n_kv_heads * head_dim] at positions view->length.., and moves the length on. */
 int pi_kv_write(pi_ctx *c, pi_kv_view *view, const float *k, const float *v, int64_t tokens);
 

@@ -41,6 +41,10 @@ void pi_ctx_free(pi_ctx *c) {
 }
 
 const char *pi_ctx_level(const pi_ctx *c) { return c ? pi_levels[c->level].name : NULL; }
+void pi_ctx_scramble(pi_ctx *c, uint32_t seed) {
+    if (c) pi_pool_scramble(c->pool, seed);
+}
+int64_t pi_ctx_regions(const pi_ctx *c) { return c ? pi_pool_regions(c->pool) : 0; }
 int pi_ctx_threads(const pi_ctx *c) { return c ? pi_pool_threads(c->pool) : 0; }
 int pi_kernel_count(void) { return PI_K_COUNT; }
 const char *pi_kernel_name(int i) { return i >= 0 && i < PI_K_COUNT ? kernel_names[i] : NULL; }
@@ -110,7 +114,16 @@ ELEMENTWISE(widen_f16, (pi_ctx * c, const uint16_t *x, int64_t n, float *y), (j.
 /* Rows of n values, `grain` rows to a range so that a range is worth a fork. */
 static int64_t row_grain(int64_t n) { return pi_max(1, PI_FORK_VALUES / pi_max(1, n)); }
 
-TASK(softmax_rows, j->t->softmax(j->y + lo * j->n, hi - lo, j->n, j->n))
+static void softmax_rows_task(void *arg, int64_t lo, int64_t hi, int slot) {
+    const job *j = arg;
+    (void)slot;
+    for (int64_t r = lo; r < hi; r += PI_FOLDS) {
+        float *row[PI_FOLDS];
+        int64_t n[PI_FOLDS];
+        for (int i = 0; i < PI_FOLDS; i++) row[i] = j->y + (r + i) * j->n, n[i] = j->n;
+        j->t->softmax(row, n, pi_min(PI_FOLDS, hi - r));
+    }
+}
 int pi_softmax_rows(pi_ctx *c, const float *x, int64_t rows, int64_t n, float *y) {
     if (!c || rows < 0 || n < 0 || (rows && n && (!x || !y))) return PI_EINVAL;
     pi_fpenv env = pi_enter(c);

@@ -53,6 +53,8 @@
 
 /* Groups, tiles and blocks: 16 outputs side by side, 32 inputs to one activation scale. */
 enum { PI_LANES = 16, PI_BLOCK = 32, PI_SUPER = 256 };
+/* Sequential folds that run side by side. */
+enum { PI_FOLDS = 8 };
 
 /* ---- weights ------------------------------------------------------------------------------------------
  * A matrix packed in row groups (quant.h), or, with src set, left where it is in GGUF's own layout: then the driver packs
@@ -85,27 +87,30 @@ typedef struct {
  * quantize   one row x[cols] into row `row` of an act
  * matmul_T   row groups g0..g1 times rows t0..t1 of an act: y[t * ldy + n], n < rows
  * saxpy      y[i] = fma(a, x[i], y[i])
- * scores_T   s[h][t] = fold_d(q[h], k_t) * scale for t < n over key tiles [n/16][dim][16]; may write up to the tile's end
- * context_T  out[h][d] = fold_t(p[h][t], v_t[d]), values [n][dim]
- * softmax    each of `rows` rows of x[n], `ld` apart, in place
+ * scores_T   s[r][t] = fold_d(q[r], k_t) * scale for t < n over K tiles (api.h) one after the other; may write up to the tile's end
+ * context_T  out[r][d] goes on folding p[r][t] with v_t[d] for t < n, d0 <= d < d1; V rows ldv bytes apart; d0 a multiple of PI_BLOCK
+ * softmax    rows x[r][0..n[r]), in place
  * rms_norm   y = rms_norm(x) * w for each of `rows` rows of n
  */
 #define PI_MATMUL_ARGS (const pi_weight *w, const pi_act *a, int64_t g0, int64_t g1, int64_t t0, int64_t t1, float *y, int64_t ldy)
-#define PI_SCORES_ARGS(T) \
-    (const float *q, int64_t ldq, int heads, const T *k, int64_t n, int64_t dim, float scale, float *s, int64_t lds)
-#define PI_CONTEXT_ARGS(T) \
-    (const float *p, int64_t ldp, int heads, const T *v, int64_t n, int64_t dim, float *out, int64_t ldo)
+#define PI_SCORES_ARGS \
+    (const float *q, int64_t ldq, int64_t rows, const void *k, int64_t n, int64_t dim, float scale, float *s, int64_t lds)
+#define PI_CONTEXT_ARGS \
+    (const float *p, int64_t ldp, int64_t rows, const void *v, int64_t ldv, int64_t n, int64_t dim, int64_t d0, int64_t d1, float *out, \
+     int64_t ldo)
 #define PI_MATMUL_ENTRY(stem, ...) X(matmul_##stem, PI_MATMUL_ARGS)
 #define PI_KERNELS(X) \
     X(quantize, (const float *x, const pi_act *a, int64_t row)) \
     PI_FLOAT(PI_MATMUL_ENTRY) \
     PI_QUANTISED(PI_MATMUL_ENTRY) \
     X(saxpy, (float *y, const float *x, float a, int64_t n)) \
-    X(scores_f32, PI_SCORES_ARGS(float)) \
-    X(scores_f16, PI_SCORES_ARGS(uint16_t)) \
-    X(context_f32, PI_CONTEXT_ARGS(float)) \
-    X(context_f16, PI_CONTEXT_ARGS(uint16_t)) \
-    X(softmax, (float *x, int64_t rows, int64_t n, int64_t ld)) \
+    X(scores_f32, PI_SCORES_ARGS) \
+    X(scores_f16, PI_SCORES_ARGS) \
+    X(scores_q8_0, PI_SCORES_ARGS) \
+    X(context_f32, PI_CONTEXT_ARGS) \
+    X(context_f16, PI_CONTEXT_ARGS) \
+    X(context_q8_0, PI_CONTEXT_ARGS) \
+    X(softmax, (float *const *x, const int64_t *n, int64_t rows)) \
     X(rms_norm, (const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y)) \
     X(swiglu, (const float *gate, const float *up, int64_t n, float *y)) \
     X(silu, (const float *x, int64_t n, float *y)) \
@@ -165,6 +170,8 @@ typedef void (*pi_task)(void *arg, int64_t lo, int64_t hi, int slot); /* slot < 
 pi_pool *pi_pool_new(int threads);
 void pi_pool_free(pi_pool *p);
 int pi_pool_threads(const pi_pool *p);
+int64_t pi_pool_regions(const pi_pool *p); /* forked so far */
+void pi_pool_scramble(pi_pool *p, uint32_t seed); /* from now on, ranges in another order; 0: ascending */
 unsigned pi_fork_generation(void); /* counts the forks that led to this process: locks of before are void */
 /* Runs task over 0..units in disjoint ranges of at most `grain`; returns when all are done. */
 void pi_pool_run(pi_pool *p, int64_t units, int64_t grain, pi_task task, void *arg);

@@ -19,6 +19,8 @@ struct pi_pool {
     _Atomic int open, active, sleepers, stop;
     _Atomic int64_t next;
     int64_t units, grain;
+    int64_t regions;             /* forked so far */
+    uint32_t scramble;           /* 0, or a seed: ranges are handed out in another order */
     pi_task task;
     void *arg;
     int started;                 /* workers running */
@@ -48,10 +50,21 @@ static inline void pause_cpu(void) {
 #endif
 }
 
+static int64_t common_factor(int64_t a, int64_t b) { return b ? common_factor(b, a % b) : a; }
+
+/* The i-th of a permutation of 0..n: steps that share no factor with n reach every one. */
+static int64_t scrambled(int64_t i, int64_t n, uint32_t seed) {
+    if (seed == UINT32_MAX) return n - 1 - i;
+    int64_t step = pi_max(1, n - 1 - seed % pi_max(1, n / 2));
+    while (common_factor(n, step) != 1) step--;
+    return (i * step + seed) % n;
+}
+
 static void take_ranges(pi_pool *p, int slot) {
     for (;;) {
-        int64_t lo = atomic_fetch_add_explicit(&p->next, p->grain, memory_order_relaxed);
-        if (lo >= p->units) return;
+        int64_t i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed), n = pi_ceil_div(p->units, p->grain);
+        if (i >= n) return;
+        const int64_t lo = (p->scramble ? scrambled(i, n, p->scramble) : i) * p->grain;
         p->task(p->arg, lo, pi_min(lo + p->grain, p->units), slot);
     }
 }
@@ -126,15 +139,19 @@ void pi_pool_free(pi_pool *p) {
     free(p);
 }
 
+void pi_pool_scramble(pi_pool *p, uint32_t seed) { p->scramble = seed; }
+
 int pi_pool_threads(const pi_pool *p) { return p->threads; }
+int64_t pi_pool_regions(const pi_pool *p) { return p->regions; }
 
 void pi_pool_run(pi_pool *p, int64_t units, int64_t grain, pi_task task, void *arg) {
     if (units <= 0) return;
-    if (p->threads == 1 || units <= grain || region_slot >= 0) { /* a region inside a region runs inline */
+    if ((p->threads == 1 && !p->scramble) || units <= grain || region_slot >= 0) { /* a region inside a region runs inline */
         task(arg, 0, units, region_slot < 0 ? 0 : region_slot);
         return;
     }
     if (p->fork_generation != fork_generation) start(p);
+    p->regions++;
     p->task = task;
     p->arg = arg;
     p->units = units;

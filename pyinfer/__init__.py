@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     BackendError,
+    CacheFullError,
     ChatError,
     ClosedError,
     ContextOverflowError,
@@ -18,6 +19,7 @@ from .errors import (
     InputError,
     ModelError,
     NonFiniteLogitsError,
+    OutOfMemoryError,
     PyinferError,
 )
 
@@ -30,6 +32,7 @@ NUMERICS = 1  # the version of csrc/NUMERICS.md that this build follows
 __all__ = [
     "NUMERICS",
     "BackendError",
+    "CacheFullError",
     "ChatError",
     "Chunk",
     "ClosedError",
@@ -41,6 +44,7 @@ __all__ = [
     "Model",
     "ModelError",
     "NonFiniteLogitsError",
+    "OutOfMemoryError",
     "PyinferError",
     "backends",
     "load",

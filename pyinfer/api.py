@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -12,13 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from . import NUMERICS, backend, cache, engine
+from . import NUMERICS, backend, cache, engine, memory
 from .chat import ChatTemplate
 from .errors import ChatError, ClosedError, ContextOverflowError, InputError
 from .fetch import resolve
 from .gguf_file import GGUFFile
 from .model import registry
+from .model.config import Config
 from .sampling import Sampling
+from .schedule import AttentionSchedulePolicy, Schedule, policy_of
 from .textstream import TextStream
 from .tokenizer import Tokenizer
 
@@ -81,23 +84,33 @@ def load(
     chunk: int | None = None,
     pack: bool = True,
     progress: bool = True,
+    schedule: Schedule | None = None,
+    attention_policy: str | AttentionSchedulePolicy = "auto",
 ) -> Model:
     """Loads a model: "smollm2", a path to a .gguf file, or "hf:OWNER/REPO[:QUANT or FILE]".
 
     backend, threads   see `pyinfer.backends()`; threads None: one per physical core
-    kv, kv_dtype       "positional" or "append"; "f16" or "f32"
+    kv, kv_dtype       "positional", "paged", "append", or "sliding:N": a token sees itself and N - 1 before;
+                       "f16", "f32", or "q8_0", which append does not store
     ctx                tokens the context holds; None: what the model was trained for, at most 8,192
     chunk              tokens of a prompt run at once; None: 512
     pack               copy the weights into the layout that kernels read; False: run from the mapped file,
                        slower, in less memory: the weights then are the system's file cache
     progress           show bars on stderr for what takes long
+    schedule           for experiments, pyinfer.schedule.Inline() or Pool(n): on how many threads attention
+                       runs; None: on all of the backend's
+    attention_policy   for experiments, what a thread takes at a time of attention: "auto", "sequential",
+                       "per-head", "per-kv-group", "split", or an AttentionSchedulePolicy. What cannot be had
+                       is logged, as pyinfer.schedule.ScheduleDowngraded
 
-    Of all these only the model and kv_dtype move a logit. Raises FetchError, ModelError, BackendError,
-    InputError.
+    Of all these only the model, kv_dtype and a sliding window move a logit. Raises FetchError, ModelError,
+    BackendError, InputError, OutOfMemoryError for a cache that this machine cannot hold.
     """
-    return Model(
-        resolve(model, progress=progress), backend, threads, kv, kv_dtype, ctx, chunk, pack, progress
-    )
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise InputError(f"schedule={schedule!r}: give pyinfer.schedule.Inline() or Pool(n)")
+    policy = policy_of(attention_policy)
+    path = resolve(model, progress=progress)
+    return Model(path, backend, threads, kv, kv_dtype, ctx, chunk, pack, progress, schedule, policy)
 
 
 class Model:
@@ -114,14 +127,14 @@ class Model:
         chunk: int | None,
         pack: bool,
         progress: bool,
+        schedule: Schedule | None,
+        policy: AttentionSchedulePolicy,
     ) -> None:
         _check_counts(ctx=ctx, chunk=chunk)
-        self._ops = backend.create(backend_name, threads)
+        self._ops = backend.create(backend_name, threads).scheduled(schedule, policy)
         self._file = GGUFFile(path)
         try:
-            self._decoder = registry.load(self._file, self._ops, pack=pack, progress=progress)
-            self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
-            self.config = self._decoder.config
+            self.config = Config.from_gguf(self._file)
             if ctx is not None and ctx > self.config.n_ctx_train:
                 raise InputError(
                     f"ctx={ctx}: the model was trained for {self.config.n_ctx_train} tokens at most"
@@ -129,7 +142,12 @@ class Model:
             self.path, self.kv, self.kv_dtype, self._chunk = path, kv, kv_dtype, chunk
             self.n_ctx = ctx or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
             self.metrics: Metrics | None = None
-            self._session()  # an unknown kind of cache is refused now
+            cache.check(kv, self.config, kv_dtype)
+            self._check_memory(pack)
+            self._decoder = registry.load(
+                self._file, self._ops, config=self.config, pack=pack, progress=progress
+            )
+            self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
         except BaseException:
             self._file.close()
             raise
@@ -270,7 +288,8 @@ class Model:
             "trained_context": c.n_ctx_train,
             "context": self.n_ctx,
             "kv_cache": f"{self.kv}, {self.kv_dtype}",
-            "kv_cache_bytes": cache.n_bytes(c, self.n_ctx, self.kv_dtype),
+            "kv_cache_bytes": self._cache_bytes(self.kv, self.kv_dtype),
+            "kv_caches_bytes": self._all_caches(),
             "tensor_types": dict(Counter(t.type.name for t in file.tensors.values())),
             "backend": self._ops.name,
             "threads": self._ops.threads,
@@ -299,6 +318,31 @@ class Model:
         if self._closed:
             raise ClosedError(f"{self.path.name} was closed; load it again")
         return self._file
+
+    def _cache_bytes(self, kv: str, dtype: str) -> int:
+        """Of a full context."""
+        return cache.most_bytes(kv, self.config, self.n_ctx, dtype, self._chunk or engine.PREFILL_CHUNK)
+
+    def _all_caches(self) -> dict[str, int]:
+        """Bytes of a full context in each kind and dtype that this model can have."""
+        found = {}
+        for kv in dict.fromkeys([*cache.KINDS, self.kv]):
+            for dtype in cache.DTYPES:
+                with contextlib.suppress(InputError):
+                    cache.check(kv, self.config, dtype)
+                    found[f"{kv}, {dtype}"] = self._cache_bytes(kv, dtype)
+        return found
+
+    def _check_memory(self, pack: bool) -> None:
+        """Raises OutOfMemoryError. Weights that stay in the file are not counted: the system can let go of
+        them.
+        """
+        memory.check(
+            self._cache_bytes(self.kv, self.kv_dtype),
+            weights=sum(t.nbytes for t in self._file.tensors.values()) if pack else 0,
+            what=f"the KV cache ({self.kv}, {self.kv_dtype}) of a context of {self.n_ctx} tokens",
+            instead="give a smaller ctx, a smaller kv_dtype, or a sliding window",
+        )
 
     def _session(self, chunk: int | None = None) -> engine.Session:
         kv = cache.create(self.kv, self._ops, self.config, self.n_ctx, self.kv_dtype)

@@ -208,6 +208,7 @@ class Bench:
         """Raises ModelError for a file that cannot be run, InputError for a plan that it is too short for."""
         with GGUFFile(path) as file:
             config = Config.from_gguf(file)
+        cache.check("positional", config, plan.kv_dtype)
         if plan.n_ctx > config.n_ctx_train:
             raise InputError(
                 f"{path.name} was trained for {config.n_ctx_train} tokens, and the longest test has "

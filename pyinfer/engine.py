@@ -29,23 +29,23 @@ class Session:
         """Runs tokens in chunks; yields logits (chunk, n_vocab) of each, or only (1, n_vocab) of the very
         last token.
 
-        Raises ContextOverflowError before anything is computed. A run that breaks off, by an error or an
-        interrupt, leaves the cache as after the last whole chunk.
+        Raises ContextOverflowError or CacheFullError before anything is computed. A run that breaks off, by
+        an error or an interrupt, leaves the cache as after the last whole chunk. Over a read-only cache all
+        tokens run at once, and are forgotten.
         """
         kv = self.cache
-        if kv.length + len(tokens) > kv.capacity:
-            raise ContextOverflowError(
-                f"{kv.length} tokens in the context and {len(tokens)} more do not fit into {kv.capacity}; "
-                "give fewer, or a larger ctx"
-            )
-        for at in range(0, len(tokens), self.chunk):
-            before = kv.length
+        chunk = max(1, len(tokens)) if kv.frozen else self.chunk
+        kv.reserve(len(tokens), chunk)
+        for at in range(0, len(tokens), chunk):
+            part, before = tokens[at : at + chunk], kv.length
             try:
-                logits = self._forward(tokens[at : at + self.chunk], all_logits)
+                if at:
+                    kv.reserve(len(part))
+                logits = self._forward(part, all_logits)
             except BaseException:
                 kv.truncate(before)
                 raise
-            if all_logits or at + self.chunk >= len(tokens):
+            if all_logits or at + chunk >= len(tokens):
                 yield logits
 
     def _forward(self, tokens: Sequence[int], all_logits: bool) -> NDArray[np.float32]:
@@ -71,6 +71,7 @@ def generate(
 
     forward_ms grows by the milliseconds of each forward, the whole prompt's first.
     """
+    _check_that_it_grows(session, max_tokens - 1)
     sampler = Sampler(session.decoder.ops, how, prompt)
     run: Sequence[int] = prompt
     for left in range(max_tokens, 0, -1):
@@ -91,6 +92,7 @@ def digest(session: Session, prompt: Sequence[int], n: int) -> tuple[list[int], 
     sha, tokens = hashlib.sha256(), list(prompt)
     sampler = Sampler(session.decoder.ops, Sampling(), prompt)
     run: Sequence[int] = prompt
+    _check_that_it_grows(session, n)
     if len(prompt) + n > session.cache.capacity:
         raise ContextOverflowError(
             f"a prompt of {len(prompt)} tokens and {n} more do not fit into {session.cache.capacity}; "
@@ -104,6 +106,11 @@ def digest(session: Session, prompt: Sequence[int], n: int) -> tuple[list[int], 
             run = [sampler.pick(last)]
             tokens += run
     return tokens, sha.hexdigest()
+
+
+def _check_that_it_grows(session: Session, steps: int) -> None:
+    if steps and session.cache.frozen:
+        raise InputError("a read-only KV cache takes no tokens in, so nothing can be generated over it")
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int) -> list[int]:

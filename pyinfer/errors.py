@@ -28,6 +28,16 @@ class ContextOverflowError(PyinferError):
     """More tokens than the context holds. Nothing was computed; the message gives the counts."""
 
 
+class CacheFullError(PyinferError):
+    """A pool of cache blocks that sequences share has too few left. Nothing was computed; the message gives
+    the counts.
+    """
+
+
+class OutOfMemoryError(PyinferError, MemoryError):
+    """A KV cache that this machine's memory cannot hold. Nothing was loaded; the message gives the bytes."""
+
+
 class NonFiniteLogitsError(PyinferError):
     """A forward pass gave NaN or infinity where a token was to be picked."""
 

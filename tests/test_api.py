@@ -81,6 +81,11 @@ def test_describe(model, path):
     assert (said["backend"], said["threads"], said["kv_cache"]) == ("simd", 1, "positional, f16")
     assert said["context"] == said["trained_context"] == 128
     assert said["kv_cache_bytes"] == 2 * 2 * (2 * 40) * 128 * 2  # K and V, layers, width, tokens, bytes
+    assert said["kv_caches_bytes"] == {
+        f"{kv}, {dtype}": 2 * 2 * (2 * 40) * 128 * size
+        for kv in ("append", "positional", "paged")
+        for dtype, size in (("f16", 2), ("f32", 4))
+    }
     assert said["parameters"] == sum(w.size for w in tiny_weights("llama").values())
     assert said["tensor_types"] == {"Q8_0": 15, "F32": 5}
     assert (model.backend, model.n_ctx, said["file"]) == ("simd", 128, str(path))
@@ -117,8 +122,15 @@ def test_close(path):
         ({"backend": "gpu"}, BackendError, "there is no backend 'gpu'"),
         ({"threads": 0}, BackendError, "threads=0"),
         ({"backend": "scalar", "threads": 2}, BackendError, "scalar runs on one thread"),
-        ({"kv": "ring"}, InputError, "there is no KV cache 'ring'; there are append, positional"),
-        ({"kv_dtype": "q8"}, InputError, "a KV cache does not store 'q8'; it stores f16, f32"),
+        (
+            {"kv": "ring"},
+            InputError,
+            "there is no KV cache 'ring'; there are append, positional, paged, sliding",
+        ),
+        ({"kv": "sliding"}, InputError, "KV cache 'sliding': give the window in tokens, as in sliding:1024"),
+        ({"kv": "sliding:0"}, InputError, "KV cache 'sliding:0': give the window"),
+        ({"kv_dtype": "q8"}, InputError, "a KV cache does not store 'q8'; it stores f16, f32, q8_0"),
+        ({"kv_dtype": "q8_0"}, InputError, "q8_0 stores values by 32, and this model's heads have 40"),
         ({"ctx": 0}, InputError, "ctx=0: give a whole number of tokens, at least 1"),
         ({"ctx": 12.0}, InputError, "ctx=12.0"),
         ({"ctx": 129}, InputError, "ctx=129: the model was trained for 128 tokens at most"),
@@ -407,6 +419,9 @@ def test_digest(model, path):
         {"backend": "parallel", "threads": 3},
         {"threads": None},
         {"kv": "append"},
+        {"kv": "paged"},
+        {"kv": "paged", "threads": 3, "chunk": 5},
+        {"kv": "sliding:1000"},
         {"chunk": 1},
         {"chunk": 4},
         {"ctx": 17},
@@ -425,6 +440,13 @@ def test_digest_follows_kv_dtype(model, path):
     with pyinfer.load(path, kv_dtype="f32") as one, pyinfer.load(path, kv_dtype="f32", kv="append") as other:
         assert one.digest(TOKENS) == other.digest(TOKENS)
         assert one.digest(TOKENS)["logits_sha256"] != model.digest(TOKENS)["logits_sha256"]
+
+
+def test_digest_follows_the_window(model, path):
+    tokens = TOKENS * 4
+    with pyinfer.load(path, kv="sliding:7") as one, pyinfer.load(path, kv="sliding:7", chunk=3) as other:
+        assert one.digest(tokens, 30) == other.digest(tokens, 30)
+        assert one.digest(tokens)["logits_sha256"] != model.digest(tokens)["logits_sha256"]
 
 
 def test_logits(model):

@@ -162,6 +162,8 @@ def test_as_it_runs(traced):
         ("append", "f16", {"concat_dim0": 2 * LAYERS, "narrow_f16": 2 * LAYERS}),
         ("positional", "f32", {"kv_write": LAYERS}),
         ("positional", "f16", {"kv_write": LAYERS}),
+        ("paged", "f16", {"kv_write": LAYERS}),
+        ("sliding:8", "f16", {"kv_write": LAYERS}),
     ],
 )
 def test_other_caches(kv, dtype, instead, traced):

@@ -251,7 +251,7 @@ SETTINGS = [
     Setting("scalar"),
     *(Setting(level=level) for level in LEVELS),
     *(Setting("parallel", threads=n) for n in (1, 2, 3)),
-    Setting(kv="append"),
+    *(Setting(kv=kv) for kv in ("append", "paged", "sliding:1000")),
     *(Setting(chunk=n) for n in (1, 7, 16, 17)),
     *(Setting(unfused=(op,)) for op in COARSE),
     # several
@@ -260,6 +260,8 @@ SETTINGS = [
     *(Setting(level=level, kv="append", chunk=16) for level in LEVELS),
     *(Setting(level=level, unfused=COARSE) for level in LEVELS),
     *(Setting("parallel", level=level, threads=2, chunk=17) for level in LEVELS),
+    Setting("parallel", threads=3, kv="paged", chunk=7),
+    Setting(kv="paged", unfused=COARSE),
     Setting("parallel", threads=3, kv="append", chunk=7),
     Setting("parallel", threads=2, kv="append", chunk=1, unfused=ATTENTION),
     Setting("parallel", threads=3, unfused=COARSE),
@@ -309,6 +311,7 @@ LONG_SETTINGS = [
     *(Setting("parallel", threads=n) for n in (2, 3)),
     Setting("parallel", threads=2, chunk=17),
     Setting("parallel", threads=3, kv="append", chunk=64),
+    Setting("parallel", threads=2, kv="paged", chunk=17),
 ]
 
 

@@ -40,7 +40,13 @@ PI_INLINE vf v_abs(vf x) { return vabsq_f32(x); }
 PI_INLINE vf v_neg(vf x) { return vnegq_f32(x); }
 PI_INLINE vf v_rint(vf x) { return vrndnq_f32(x); }
 PI_INLINE vi v_to_int(vf x) { return vcvtnq_s32_f32(x); }
-PI_INLINE void v_storei(int32_t *p, vi x) { vst1q_s32(p, x); }
+PI_INLINE int32_t v_sum(vi x) { return vaddvq_s32(x); }
+PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) { /* no level here reads q16 */
+    const int16x4_t w = vmovn_s32(x);
+    const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(w, w))), 0);
+    (void)q16;
+    memcpy(q, &four, 4);
+}
 PI_INLINE vi v_half(vi k) { return vshrq_n_s32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return vsubq_s32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(k, vdupq_n_s32(127)), 23)); }
@@ -77,11 +83,16 @@ PI_INLINE vf v_load_e8m0(const uint8_t *p) { /* 2^(e - 128); e below 2 gives a s
 }
 PI_INLINE vf v_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 
-/* The kernels of simd/attention.h name loads by the cache's type. */
+PI_INLINE vf v_set1_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(*p))); }
+/* simd/matmul_float.h names loads by type. */
 #define v_load_f32 v_load
-#define v_load_n_f32 v_load_n
 
-/* 32 registers: accumulators of a block of scores, heads to a block. */
-#define SCORE_VECTORS 8
-#define SCORE_HEADS 4
-#define CONTEXT_HEADS 4
+/* 32 registers hold the sums of a block of simd/attention.h: query rows by tiles of keys, and by vectors of value dimensions. */
+#define SCORE_ROWS 6
+#define SCORE_TILES 1
+#define SCORE_TILES_4 1
+#define SCORE_TILES_2 2
+#define CONTEXT_ROWS 6
+#define CONTEXT_VECTORS 4
+#define CONTEXT_VECTORS_4 4
+#define CONTEXT_VECTORS_2 8

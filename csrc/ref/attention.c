@@ -1,29 +1,45 @@
-/* Reference attention pieces over the tiled cache: K [n/16][dim][16], V [n][dim]. NUMERICS.md section 4. */
+/* Reference attention pieces over K tiles and V rows. NUMERICS.md section 4. */
 #include <math.h>
 
+#include "codes.h"
 #include "ref.h"
 
-#define SCORES(type, T, WIDEN) \
-    void pi_scores_##type##_ref PI_SCORES_ARGS(T) { \
-        for (int h = 0; h < heads; h++) \
-            for (int64_t t = 0; t < n; t++) { \
-                const T *key = k + t / PI_LANES * PI_LANES * dim + t % PI_LANES; \
-                float acc = 0.0f; \
-                for (int64_t d = 0; d < dim; d++) acc = fmaf(q[h * ldq + d], WIDEN(key[d * PI_LANES]), acc); \
-                s[h * lds + t] = acc * scale; \
-            } \
-    }
-SCORES(f32, float, )
-SCORES(f16, uint16_t, pi_f32_of_f16)
+/* Value d of key t of a run of tiles; of the V row at `row`. */
+static float key_f32(const uint8_t *k, int64_t dim, int64_t t, int64_t d) {
+    return ((const float *)k)[(t / PI_LANES * dim + d) * PI_LANES + t % PI_LANES];
+}
+static float key_f16(const uint8_t *k, int64_t dim, int64_t t, int64_t d) {
+    return pi_half_at(k, (int)((t / PI_LANES * dim + d) * PI_LANES + t % PI_LANES));
+}
+static float key_q8_0(const uint8_t *k, int64_t dim, int64_t t, int64_t d) {
+    const uint8_t *tile = k + t / PI_LANES * PI_LANES * (dim + dim / PI_BLOCK * 2);
+    const float s = pi_half_at(tile + PI_LANES * dim, (int)(d / PI_BLOCK * PI_LANES + t % PI_LANES));
+    return s * (float)(int8_t)tile[d * PI_LANES + t % PI_LANES];
+}
+static float value_f32(const uint8_t *row, int64_t dim, int64_t d) { return (void)dim, ((const float *)row)[d]; }
+static float value_f16(const uint8_t *row, int64_t dim, int64_t d) { return (void)dim, pi_half_at(row, (int)d); }
+static float value_q8_0(const uint8_t *row, int64_t dim, int64_t d) {
+    return pi_half_at(row + dim, (int)(d / PI_BLOCK)) * (float)(int8_t)row[d];
+}
 
-#define CONTEXT(type, T, WIDEN) \
-    void pi_context_##type##_ref PI_CONTEXT_ARGS(T) { \
-        for (int h = 0; h < heads; h++) \
-            for (int64_t d = 0; d < dim; d++) { \
+#define ATTENTION(type) \
+    void pi_scores_##type##_ref PI_SCORES_ARGS { \
+        for (int64_t r = 0; r < rows; r++) \
+            for (int64_t t = 0; t < n; t++) { \
                 float acc = 0.0f; \
-                for (int64_t t = 0; t < n; t++) acc = fmaf(p[h * ldp + t], WIDEN(v[t * dim + d]), acc); \
-                out[h * ldo + d] = acc; \
+                for (int64_t d = 0; d < dim; d++) acc = fmaf(q[r * ldq + d], key_##type(k, dim, t, d), acc); \
+                s[r * lds + t] = acc * scale; \
+            } \
+    } \
+    void pi_context_##type##_ref PI_CONTEXT_ARGS { \
+        for (int64_t r = 0; r < rows; r++) \
+            for (int64_t d = d0; d < d1; d++) { \
+                float acc = out[r * ldo + d]; \
+                for (int64_t t = 0; t < n; t++) \
+                    acc = fmaf(p[r * ldp + t], value_##type((const uint8_t *)v + t * ldv, dim, d), acc); \
+                out[r * ldo + d] = acc; \
             } \
     }
-CONTEXT(f32, float, )
-CONTEXT(f16, uint16_t, pi_f32_of_f16)
+ATTENTION(f32)
+ATTENTION(f16)
+ATTENTION(q8_0)

@@ -8,13 +8,13 @@ void pi_saxpy_ref(float *y, const float *x, float a, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = fmaf(a, x[i], y[i]);
 }
 
-void pi_softmax_ref(float *x, int64_t rows, int64_t n, int64_t ld) {
-    for (int64_t r = 0; r < rows; r++, x += ld) {
-        float max = -INFINITY, sum = 0.0f;
-        for (int64_t i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
-        for (int64_t i = 0; i < n; i++) x[i] = pi_exp1(x[i] - max);
-        for (int64_t i = 0; i < n; i++) sum += x[i];
-        for (int64_t i = 0; i < n; i++) x[i] /= sum;
+void pi_softmax_ref(float *const *rows_of, const int64_t *n, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++) {
+        float *x = rows_of[r], max = -INFINITY, sum = 0.0f;
+        for (int64_t i = 0; i < n[r]; i++) max = x[i] > max ? x[i] : max;
+        for (int64_t i = 0; i < n[r]; i++) x[i] = pi_exp1(x[i] - max);
+        for (int64_t i = 0; i < n[r]; i++) sum += x[i];
+        for (int64_t i = 0; i < n[r]; i++) x[i] /= sum;
     }
 }
 

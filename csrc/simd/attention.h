@@ -1,92 +1,128 @@
-/* Attention over the tiled cache, for vectors of V lanes. Scores: lane = another key. Values: lane = another dimension.
- * Each K or V vector that is loaded serves every query head of the group.  NUMERICS.md section 4, attention.
+/* Attention over K tiles and V rows, for vectors of V lanes. Scores: lane = another key. Values: lane = another dimension. Each K or V
+ * vector that is loaded serves a block of query rows.  NUMERICS.md section 4, attention.
  *
  *   K tile   d = 0: | key 0 | key 1 | ... | key 15 |      one fma of (q[d], row d) moves 16 folds a step on
  *            d = 1: | key 0 | ...
  *   V        key 0: | d 0 | d 1 | ... | dim - 1 |         one fma of (p[key], row)
- */
+ *
+ * q8_0: what a code is worth is code * s, exactly; s stands once for 32 dimensions of a key. */
 
-#define KEY_VECTORS (PI_LANES / V) /* vectors to a row of a K tile */
+enum { KEY_VECTORS = PI_LANES / V, MOST_ROWS = 12, MOST_VECTORS = 8 };
 
-#define ATTENTION(type, T) \
-    PI_INLINE void scores_block_##type(const float *q, int64_t ldq, const T *k, int64_t dim, float scale, float *s, int64_t lds, \
-                                       const int H, const int TILES) { \
-        vf acc[4][4 * KEY_VECTORS]; \
-        PI_UNROLL for (int h = 0; h < H; h++) \
-            PI_UNROLL for (int i = 0; i < TILES * KEY_VECTORS; i++) acc[h][i] = v_set1(0.0f); \
-        for (int64_t d = 0; d < dim; d++) { \
-            vf key[4 * KEY_VECTORS]; \
-            PI_UNROLL for (int i = 0; i < TILES * KEY_VECTORS; i++) \
-                key[i] = v_load_##type(k + (i / KEY_VECTORS * dim + d) * PI_LANES + i % KEY_VECTORS * V); \
-            PI_UNROLL for (int h = 0; h < H; h++) { \
-                const vf x = v_set1(q[h * ldq + d]); \
-                PI_UNROLL for (int i = 0; i < TILES * KEY_VECTORS; i++) acc[h][i] = v_fma(x, key[i], acc[h][i]); \
+/* One K vector, keys lane.. of dimension d; and one V vector, dimensions d... `s` is load_scale's, of the same 32 dimensions. */
+#define key_f32(tile, d, lane, s) v_load((const float *)(tile) + (d)*PI_LANES + (lane))
+#define key_f16(tile, d, lane, s) v_load_f16((const uint16_t *)(tile) + (d)*PI_LANES + (lane))
+#define key_q8_0(tile, d, lane, s) v_mul(v_load_s8((tile) + (d)*PI_LANES + (lane)), s)
+#define key_scale_f32(tile, dim, d, lane) v_set1(0.0f)
+#define key_scale_f16(tile, dim, d, lane) v_set1(0.0f)
+#define key_scale_q8_0(tile, dim, d, lane) v_load_f16((const uint16_t *)((tile) + PI_LANES * (dim)) + (d) / PI_BLOCK * PI_LANES + (lane))
+#define value_f32(row, dim, d) v_load((const float *)(row) + (d))
+#define value_f16(row, dim, d) v_load_f16((const uint16_t *)(row) + (d))
+#define value_q8_0(row, dim, d) v_mul(v_load_s8((row) + (d)), v_set1_f16((const uint16_t *)((row) + (dim)) + (d) / PI_BLOCK))
+#define value_n_f32(row, dim, d, n) v_load_n((const float *)(row) + (d), n)
+#define value_n_f16(row, dim, d, n) v_load_n_f16((const uint16_t *)(row) + (d), n)
+#define value_n_q8_0(row, dim, d, n) value_q8_0(row, dim, d) /* whole blocks of 32 */
+#define ROW_BYTES_f32(dim) (4 * (dim))
+#define ROW_BYTES_f16(dim) (2 * (dim))
+#define ROW_BYTES_q8_0(dim) ((dim) + (dim) / PI_BLOCK * 2)
+
+/* Rows in blocks of the level's own size, then of 4, 2 and 1. */
+#define BY_ROWS(call, most, rows) \
+    do { \
+        int64_t r = 0; \
+        for (; r + (most) <= (rows); r += (most)) call(r, most); \
+        for (; (most) > 4 && r + 4 <= (rows); r += 4) call(r, 4); \
+        for (; r + 2 <= (rows); r += 2) call(r, 2); \
+        if (r < (rows)) call(r, 1); \
+    } while (0)
+
+#define ATTENTION(type) \
+    PI_INLINE void scores_block_##type(const float *q, int64_t ldq, const uint8_t *k, int64_t dim, float scale, float *s, int64_t lds, \
+                                       const int R, const int TILES) { \
+        const int vectors = TILES * KEY_VECTORS; \
+        const int64_t tile_bytes = PI_LANES * ROW_BYTES_##type(dim); \
+        vf acc[MOST_ROWS][MOST_VECTORS]; \
+        PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int i = 0; i < vectors; i++) acc[r][i] = v_set1(0.0f); \
+        for (int64_t d0 = 0; d0 < dim; d0 += PI_BLOCK) { \
+            vf of_block[MOST_VECTORS]; \
+            PI_UNROLL for (int i = 0; i < vectors; i++) \
+                of_block[i] = key_scale_##type(k + i / KEY_VECTORS * tile_bytes, dim, d0, i % KEY_VECTORS * V); \
+            for (int64_t d = d0; d < pi_min(d0 + PI_BLOCK, dim); d++) { \
+                vf key[MOST_VECTORS]; \
+                PI_UNROLL for (int i = 0; i < vectors; i++) { \
+                    key[i] = key_##type(k + i / KEY_VECTORS * tile_bytes, d, i % KEY_VECTORS * V, of_block[i]); \
+                    PI_KEEP(key[i]); \
+                } \
+                PI_UNROLL for (int r = 0; r < R; r++) { \
+                    const vf x = v_set1(q[r * ldq + d]); \
+                    PI_UNROLL for (int i = 0; i < vectors; i++) acc[r][i] = v_fma(x, key[i], acc[r][i]); \
+                } \
             } \
+            (void)of_block; \
         } \
-        PI_UNROLL for (int h = 0; h < H; h++) \
-            PI_UNROLL for (int i = 0; i < TILES * KEY_VECTORS; i++) \
-                v_store(s + h * lds + i * V, v_mul(acc[h][i], v_set1(scale))); \
+        PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int i = 0; i < vectors; i++) \
+            v_store(s + r * lds + i * V, v_mul(acc[r][i], v_set1(scale))); \
     } \
-    PI_INLINE void scores_heads_##type(const float *q, int64_t ldq, const T *k, int64_t tiles, int64_t dim, float scale, float *s, \
-                                       int64_t lds, const int H, const int TILES) { \
+    PI_INLINE void scores_rows_##type(const float *q, int64_t ldq, const uint8_t *k, int64_t tiles, int64_t dim, float scale, float *s, \
+                                      int64_t lds, const int R, const int TILES) { \
+        const int64_t tile_bytes = PI_LANES * ROW_BYTES_##type(dim); \
         int64_t i = 0; \
         for (; i + TILES <= tiles; i += TILES) \
-            scores_block_##type(q, ldq, k + i * dim * PI_LANES, dim, scale, s + i * PI_LANES, lds, H, TILES); \
-        for (; i < tiles; i++) scores_block_##type(q, ldq, k + i * dim * PI_LANES, dim, scale, s + i * PI_LANES, lds, H, 1); \
+            scores_block_##type(q, ldq, k + i * tile_bytes, dim, scale, s + i * PI_LANES, lds, R, TILES); \
+        for (; i < tiles; i++) scores_block_##type(q, ldq, k + i * tile_bytes, dim, scale, s + i * PI_LANES, lds, R, 1); \
     } \
-    void LEVEL(pi_scores_##type) PI_SCORES_ARGS(T) { \
-        int64_t tiles = pi_ceil_div(n, PI_LANES); \
-        for (int h = 0; h < heads;) { \
-            const float *qh = q + h * ldq; \
-            float *sh = s + h * lds; \
-            switch (pi_min(heads - h, SCORE_HEADS)) { \
-            case 1: scores_heads_##type(qh, ldq, k, tiles, dim, scale, sh, lds, 1, SCORE_VECTORS / KEY_VECTORS); h += 1; break; \
-            case 2: scores_heads_##type(qh, ldq, k, tiles, dim, scale, sh, lds, 2, pi_max(1, SCORE_VECTORS / 2 / KEY_VECTORS)); h += 2; break; \
-            case 3: scores_heads_##type(qh, ldq, k, tiles, dim, scale, sh, lds, 3, pi_max(1, SCORE_VECTORS / 2 / KEY_VECTORS)); h += 3; break; \
-            default: scores_heads_##type(qh, ldq, k, tiles, dim, scale, sh, lds, 4, pi_max(1, SCORE_VECTORS / 4 / KEY_VECTORS)); h += 4; \
+    void LEVEL(pi_scores_##type) PI_SCORES_ARGS { \
+        const int64_t tiles = pi_ceil_div(n, PI_LANES); \
+        BY_ROWS(SCORES_##type, SCORE_ROWS, rows); \
+    } \
+    /* `vectors` of dimensions from d on; `left` < V lanes in the last one when it is not whole */ \
+    PI_INLINE void context_block_##type(const float *p, int64_t ldp, const uint8_t *v, int64_t ldv, int64_t n, int64_t dim, int64_t d, \
+                                        float *out, int64_t ldo, int left, const int R, const int vectors) { \
+        vf acc[MOST_ROWS][MOST_VECTORS]; \
+        (void)dim; \
+        out += d; \
+        PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int i = 0; i < vectors; i++) \
+            acc[r][i] = left ? v_load_n(out + r * ldo + i * V, left) : v_load(out + r * ldo + i * V); \
+        for (int64_t t = 0; t < n; t++, v += ldv) { \
+            vf x[MOST_VECTORS]; \
+            PI_UNROLL for (int i = 0; i < vectors; i++) { \
+                x[i] = left ? value_n_##type(v, dim, d + i * V, left) : value_##type(v, dim, d + i * V); \
+                PI_KEEP(x[i]); \
+            } \
+            PI_UNROLL for (int r = 0; r < R; r++) { \
+                const vf w = v_set1(p[r * ldp + t]); \
+                PI_UNROLL for (int i = 0; i < vectors; i++) acc[r][i] = v_fma(w, x[i], acc[r][i]); \
             } \
         } \
-    } \
-    /* D vectors of dimensions; `left` < V lanes in the last one when it is not whole */ \
-    PI_INLINE void context_block_##type(const float *p, int64_t ldp, const T *v, int64_t n, int64_t dim, float *out, int64_t ldo, \
-                                        int left, const int H, const int D) { \
-        vf acc[4][4]; \
-        PI_UNROLL for (int h = 0; h < H; h++) PI_UNROLL for (int i = 0; i < D; i++) acc[h][i] = v_set1(0.0f); \
-        for (int64_t t = 0; t < n; t++, v += dim) { \
-            vf x[4]; \
-            PI_UNROLL for (int i = 0; i < D; i++) x[i] = left ? v_load_n_##type(v + i * V, left) : v_load_##type(v + i * V); \
-            PI_UNROLL for (int h = 0; h < H; h++) { \
-                const vf w = v_set1(p[h * ldp + t]); \
-                PI_UNROLL for (int i = 0; i < D; i++) acc[h][i] = v_fma(w, x[i], acc[h][i]); \
-            } \
+        PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int i = 0; i < vectors; i++) { \
+            if (left) \
+                v_store_n(out + r * ldo + i * V, acc[r][i], left); \
+            else \
+                v_store(out + r * ldo + i * V, acc[r][i]); \
         } \
-        PI_UNROLL for (int h = 0; h < H; h++) \
-            PI_UNROLL for (int i = 0; i < D; i++) { \
-                if (left) \
-                    v_store_n(out + h * ldo + i * V, acc[h][i], left); \
-                else \
-                    v_store(out + h * ldo + i * V, acc[h][i]); \
-            } \
     } \
-    PI_INLINE void context_heads_##type(const float *p, int64_t ldp, const T *v, int64_t n, int64_t dim, float *out, int64_t ldo, \
-                                        const int H) { \
-        int64_t d = 0; \
-        for (; d + 4 * V <= dim; d += 4 * V) context_block_##type(p, ldp, v + d, n, dim, out + d, ldo, 0, H, 4); \
-        for (; d + V <= dim; d += V) context_block_##type(p, ldp, v + d, n, dim, out + d, ldo, 0, H, 1); \
-        if (d < dim) context_block_##type(p, ldp, v + d, n, dim, out + d, ldo, (int)(dim - d), H, 1); \
+    PI_INLINE void context_rows_##type(const float *p, int64_t ldp, const uint8_t *v, int64_t ldv, int64_t n, int64_t dim, int64_t d0, \
+                                       int64_t d1, float *out, int64_t ldo, const int R, const int vectors) { \
+        int64_t d = d0; \
+        for (; d + vectors * V <= d1; d += vectors * V) context_block_##type(p, ldp, v, ldv, n, dim, d, out, ldo, 0, R, vectors); \
+        for (; d + V <= d1; d += V) context_block_##type(p, ldp, v, ldv, n, dim, d, out, ldo, 0, R, 1); \
+        if (d < d1) context_block_##type(p, ldp, v, ldv, n, dim, d, out, ldo, (int)(d1 - d), R, 1); \
     } \
-    void LEVEL(pi_context_##type) PI_CONTEXT_ARGS(T) { \
-        for (int h = 0; h < heads;) { \
-            const float *ph = p + h * ldp; \
-            float *oh = out + h * ldo; \
-            switch (pi_min(heads - h, CONTEXT_HEADS)) { \
-            case 1: context_heads_##type(ph, ldp, v, n, dim, oh, ldo, 1); h += 1; break; \
-            case 2: context_heads_##type(ph, ldp, v, n, dim, oh, ldo, 2); h += 2; break; \
-            case 3: context_heads_##type(ph, ldp, v, n, dim, oh, ldo, 3); h += 3; break; \
-            default: context_heads_##type(ph, ldp, v, n, dim, oh, ldo, 4); h += 4; \
-            } \
-        } \
-    }
+    void LEVEL(pi_context_##type) PI_CONTEXT_ARGS { BY_ROWS(CONTEXT_##type, CONTEXT_ROWS, rows); }
 
-ATTENTION(f32, float)
-ATTENTION(f16, uint16_t)
+/* Fewer rows leave registers for more keys, or dimensions, at a time. */
+#define SCORES(type, r, R) \
+    scores_rows_##type(q + (r)*ldq, ldq, k, tiles, dim, scale, s + (r)*lds, lds, R, \
+                       (R) == SCORE_ROWS ? SCORE_TILES : (R) == 4 ? SCORE_TILES_4 : SCORE_TILES_2)
+#define CONTEXT(type, r, R) \
+    context_rows_##type(p + (r)*ldp, ldp, v, ldv, n, dim, d0, d1, out + (r)*ldo, ldo, R, \
+                        (R) == CONTEXT_ROWS ? CONTEXT_VECTORS : (R) == 4 ? CONTEXT_VECTORS_4 : CONTEXT_VECTORS_2)
+#define SCORES_f32(r, R) SCORES(f32, r, R)
+#define SCORES_f16(r, R) SCORES(f16, r, R)
+#define SCORES_q8_0(r, R) SCORES(q8_0, r, R)
+#define CONTEXT_f32(r, R) CONTEXT(f32, r, R)
+#define CONTEXT_f16(r, R) CONTEXT(f16, r, R)
+#define CONTEXT_q8_0(r, R) CONTEXT(q8_0, r, R)
+ATTENTION(f32)
+ATTENTION(f16)
+ATTENTION(q8_0)

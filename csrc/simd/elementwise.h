@@ -38,60 +38,68 @@ void LEVEL(pi_widen)(const uint16_t *x, int64_t n, float *y) {
     V_FOR(i, n, v_store(y + i, v_load_f16(x + i)), v_store_n(y + i, v_load_n_f16(x + i, left), left));
 }
 
-/* A sum is one sequential fold, so its speed is the latency of an addition; the folds of several rows run side by side. */
-#define ROWS 8
-#define FOLD_ROWS(rows, n, ld, x, total, step) \
-    for (int64_t r0 = 0; r0 < rows; r0 += ROWS) { \
-        float acc[ROWS] = {0}; \
-        if (rows - r0 >= ROWS) { \
-            for (int64_t i = 0; i < n; i++) \
-                PI_UNROLL for (int r = 0; r < ROWS; r++) acc[r] = step(x[(r0 + r) * ld + i], acc[r]); \
-        } else if (rows - r0 >= 3) { /* some rows twice, rather than a narrower loop */ \
-            for (int64_t i = 0; i < n; i++) \
-                PI_UNROLL for (int r = 0; r < ROWS; r++) acc[r] = step(x[pi_min(r0 + r, rows - 1) * ld + i], acc[r]); \
-        } else { \
-            for (int r = 0; r < rows - r0; r++) \
-                for (int64_t i = 0; i < n; i++) acc[r] = step(x[(r0 + r) * ld + i], acc[r]); \
-        } \
-        for (int r = 0; r < ROWS && r0 + r < rows; r++) total(r0 + r, acc[r]); \
-    }
-
+/* A sum is one sequential fold, so its speed is the latency of an addition; the folds of several rows run side by side. Rows
+ * x[r][0..n[r]): as far as all of them go together, then each to its end. */
 PI_INLINE float step_sum(float x, float acc) { return acc + x; }
 PI_INLINE float step_squares(float x, float acc) { return __builtin_fmaf(x, x, acc); }
-
-void LEVEL(pi_softmax)(float *x, int64_t rows, int64_t n, int64_t ld) {
-    for (int64_t r = 0; r < rows; r++) {
-        float *row = x + r * ld, max = -INFINITY;
-        vf m = v_set1(-INFINITY);
-        int64_t whole = n / V * V;
-        for (int64_t i = 0; i < whole; i += V) m = v_max(m, v_load(row + i));
-        for (int64_t i = whole; i < n; i++) max = row[i] > max ? row[i] : max;
-        max = v_max_across(m) > max ? v_max_across(m) : max;
-        m = v_set1(max);
-        V_FOR(i, n, v_store(row + i, v_exp(v_sub(v_load(row + i), m))),
-              v_store_n(row + i, v_exp(v_sub(v_load_n(row + i, left), m)), left));
-    }
-#define DIVIDE(r, sum) \
+#define FOLD_SOME(step, x, n, R, acc) /* R rows side by side, as far as all go */ \
     do { \
-        float *row = x + (r)*ld; \
-        const vf s = v_set1(sum); \
-        V_FOR(i, n, v_store(row + i, v_div(v_load(row + i), s)), v_store_n(row + i, v_div(v_load_n(row + i, left), s), left)); \
+        const float *p_[R]; \
+        int64_t all_ = n[0]; \
+        PI_UNROLL for (int r = 0; r < R; r++) acc[r] = 0.0f, p_[r] = x[r], all_ = pi_min(all_, n[r]); \
+        for (int64_t i = 0; i < all_; i++) \
+            PI_UNROLL for (int r = 0; r < R; r++) acc[r] = step(p_[r][i], acc[r]); \
+        for (int r = 0; r < R; r++) \
+            for (int64_t i = all_; i < n[r]; i++) acc[r] = step(p_[r][i], acc[r]); \
     } while (0)
-    FOLD_ROWS(rows, n, ld, x, DIVIDE, step_sum)
-#undef DIVIDE
+#define FOLD_ROWS(step, x, n, rows, acc) \
+    do { \
+        int at_ = 0; \
+        for (; at_ + PI_FOLDS <= rows; at_ += PI_FOLDS) FOLD_SOME(step, (x + at_), (n + at_), PI_FOLDS, (acc + at_)); \
+        for (; at_ + 4 <= rows; at_ += 4) FOLD_SOME(step, (x + at_), (n + at_), 4, (acc + at_)); \
+        for (; at_ + 2 <= rows; at_ += 2) FOLD_SOME(step, (x + at_), (n + at_), 2, (acc + at_)); \
+        if (at_ < rows) FOLD_SOME(step, (x + at_), (n + at_), 1, (acc + at_)); \
+    } while (0)
+
+void LEVEL(pi_softmax)(float *const *x, const int64_t *n, int64_t rows) {
+    for (; rows > 0; x += PI_FOLDS, n += PI_FOLDS, rows -= PI_FOLDS) {
+        const int few = (int)pi_min(rows, PI_FOLDS);
+        for (int r = 0; r < few; r++) {
+            float *row = x[r], max = -INFINITY;
+            vf m = v_set1(-INFINITY);
+            int64_t whole = n[r] / V * V;
+            for (int64_t i = 0; i < whole; i += V) m = v_max(m, v_load(row + i));
+            for (int64_t i = whole; i < n[r]; i++) max = row[i] > max ? row[i] : max;
+            max = v_max_across(m) > max ? v_max_across(m) : max;
+            m = v_set1(max);
+            V_FOR(i, n[r], v_store(row + i, v_exp(v_sub(v_load(row + i), m))),
+                  v_store_n(row + i, v_exp(v_sub(v_load_n(row + i, left), m)), left));
+        }
+        float sum[PI_FOLDS];
+        FOLD_ROWS(step_sum, x, n, few, sum);
+        for (int r = 0; r < few; r++) {
+            float *row = x[r];
+            const vf s = v_set1(sum[r]);
+            V_FOR(i, n[r], v_store(row + i, v_div(v_load(row + i), s)), v_store_n(row + i, v_div(v_load_n(row + i, left), s), left));
+        }
+    }
 }
 
 void LEVEL(pi_rms_norm)(const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y) {
-#define NORMALISE(r, ss) \
-    do { \
-        const float *row = x + (r)*n; \
-        float *out = y + (r)*n; \
-        const vf s = v_set1(1.0f / sqrtf((ss) / (float)n + eps)); \
-        V_FOR(i, n, v_store(out + i, v_mul(v_mul(v_load(row + i), s), v_load(w + i))), \
-              v_store_n(out + i, v_mul(v_mul(v_load_n(row + i, left), s), v_load_n(w + i, left)), left)); \
-    } while (0)
-    FOLD_ROWS(rows, n, n, x, NORMALISE, step_squares)
-#undef NORMALISE
+    for (int64_t r0 = 0; r0 < rows; r0 += PI_FOLDS) {
+        const int few = (int)pi_min(rows - r0, PI_FOLDS);
+        const float *row[PI_FOLDS];
+        int64_t length[PI_FOLDS];
+        for (int r = 0; r < few; r++) row[r] = x + (r0 + r) * n, length[r] = n;
+        float ss[PI_FOLDS];
+        FOLD_ROWS(step_squares, row, length, few, ss);
+        for (int r = 0; r < few; r++) {
+            float *out = y + (r0 + r) * n;
+            const vf s = v_set1(1.0f / sqrtf(ss[r] / (float)n + eps));
+            V_FOR(i, n, v_store(out + i, v_mul(v_mul(v_load(row[r] + i), s), v_load(w + i))),
+                  v_store_n(out + i, v_mul(v_mul(v_load_n(row[r] + i, left), s), v_load_n(w + i, left)), left));
+        }
+    }
 }
 
 /* The compiler turns these plain loops into vectors of pairs: no output shares an operation with another. */
@@ -116,26 +124,25 @@ void LEVEL(pi_rope)(const float *x, const float *cos, const float *sin, int64_t 
 
 void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
     vf zeros = v_set1(0.0f); /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
-    for (int64_t b = 0; b < a->nb; b++) {
-        const float *xb = x + b * PI_BLOCK;
-        int8_t *q = a->q + row * a->cols + b * PI_BLOCK;
-        int16_t *q16 = a->q16 + row * a->cols + b * PI_BLOCK;
-        vf m = v_set1(0.0f);
-        for (int i = 0; i < PI_BLOCK; i += V) {
-            const vf v = v_load(xb + i);
-            m = v_max(m, v_abs(v));
-            zeros = v_fma(v, v_set1(0.0f), zeros);
+    int8_t *q = a->q + row * a->cols;
+    int16_t *q16 = a->q16 + row * a->cols;
+    for (int64_t b = 0; b < a->nb; b++, x += PI_BLOCK, q += PI_BLOCK, q16 += PI_BLOCK) {
+        vf m = v_set1(0.0f), v[PI_BLOCK / V];
+        PI_UNROLL for (int i = 0; i < PI_BLOCK / V; i++) {
+            v[i] = v_load(x + i * V);
+            m = v_max(m, v_abs(v[i]));
+            zeros = v_fma(v[i], v_set1(0.0f), zeros);
         }
         float amax = v_max_across(m);
         if (amax < 0x1p-100f) amax = 0.0f;
         const vf id = v_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
-        int32_t code[PI_BLOCK];
         int32_t sum[2] = {0, 0};
-        for (int i = 0; i < PI_BLOCK; i += V) v_storei(code + i, v_to_int(v_mul(v_load(xb + i), id)));
-        for (int i = 0; i < PI_BLOCK; i++) q[i] = (int8_t)code[i];
-        for (int i = 0; i < PI_BLOCK; i++) sum[i / 16] += q[i];
-        for (int i = 0; i < PI_BLOCK; i += 4)
-            for (int j = 0; j < 4; j++) q16[i + j] = (int16_t)code[i + (j % 2 * 2 + j / 2)];
+        PI_UNROLL for (int i = 0; i < PI_BLOCK / V; i++) {
+            /* The bounds change no number; they keep what comes of NaN within a byte. */
+            const vi code = v_to_int(v_min(v_max(v_mul(v[i], id), v_set1(-127.0f)), v_set1(127.0f)));
+            v_store_codes(q + i * V, q16 + i * V, code);
+            sum[i * V / 16] += v_sum(code);
+        }
         pi_act_scales(a, row * a->nb + b, amax / 127.0f, sum[0], sum[1]);
     }
     float lane[V], zero = 0.0f;

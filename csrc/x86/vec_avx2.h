@@ -40,7 +40,17 @@ PI_INLINE vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 PI_INLINE vf v_neg(vf x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
 PI_INLINE vf v_rint(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 PI_INLINE vi v_to_int(vf x) { return _mm256_cvtps_epi32(x); }
-PI_INLINE void v_storei(int32_t *p, vi x) { _mm256_storeu_si256((__m256i *)p, x); }
+PI_INLINE int32_t v_sum(vi x) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+/* As int8; and as int16, each four in the order 0 2 1 3. */
+PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) {
+    const __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storel_epi64((__m128i *)q, _mm_packs_epi16(w, w));
+    _mm_storeu_si128((__m128i *)q16, _mm_shufflehi_epi16(_mm_shufflelo_epi16(w, 0xd8), 0xd8));
+}
 PI_INLINE vi v_half(vi k) { return _mm256_srai_epi32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(k, _mm256_set1_epi32(127)), 23)); }
@@ -82,11 +92,16 @@ PI_INLINE vf v_load_bf16(const uint16_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
 
-/* The kernels of simd/attention.h name loads by the cache's type. */
+PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_set1_epi16((short)*p)); }
+/* simd/matmul_float.h names loads by type. */
 #define v_load_f32 v_load
-#define v_load_n_f32 v_load_n
 
-/* 16 registers: accumulators of a block of scores, heads to a block. */
-#define SCORE_VECTORS 4
-#define SCORE_HEADS 4
-#define CONTEXT_HEADS 2
+/* 16 registers hold the sums of a block of simd/attention.h: query rows by tiles of keys, and by vectors of value dimensions. */
+#define SCORE_ROWS 4
+#define SCORE_TILES 1
+#define SCORE_TILES_4 1
+#define SCORE_TILES_2 1
+#define CONTEXT_ROWS 4
+#define CONTEXT_VECTORS 2
+#define CONTEXT_VECTORS_4 2
+#define CONTEXT_VECTORS_2 4

@@ -28,7 +28,13 @@ PI_INLINE vf v_abs(vf x) { return _mm512_abs_ps(x); }
 PI_INLINE vf v_neg(vf x) { return _mm512_xor_ps(x, _mm512_set1_ps(-0.0f)); }
 PI_INLINE vf v_rint(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 PI_INLINE vi v_to_int(vf x) { return _mm512_cvtps_epi32(x); }
-PI_INLINE void v_storei(int32_t *p, vi x) { _mm512_storeu_si512(p, x); }
+PI_INLINE int32_t v_sum(vi x) { return _mm512_reduce_add_epi32(x); }
+/* As int8; and as int16, each four in the order 0 2 1 3. */
+PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) {
+    const __m256i w = _mm512_cvtepi32_epi16(x);
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(x));
+    _mm256_storeu_si256((__m256i *)q16, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(w, 0xd8), 0xd8));
+}
 PI_INLINE vi v_half(vi k) { return _mm512_srai_epi32(k, 1); }
 PI_INLINE vi v_subi(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(k, _mm512_set1_epi32(127)), 23)); }
@@ -71,11 +77,16 @@ PI_INLINE vf v_load_bf16(const uint16_t *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* The kernels of simd/attention.h name loads by the cache's type. */
+PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_set1_epi16((short)*p)); }
+/* simd/matmul_float.h names loads by type. */
 #define v_load_f32 v_load
-#define v_load_n_f32 v_load_n
 
-/* 32 registers: accumulators of a block of scores, heads to a block. */
-#define SCORE_VECTORS 4
-#define SCORE_HEADS 4
-#define CONTEXT_HEADS 4
+/* 32 registers hold the sums of a block of simd/attention.h: query rows by tiles of keys, and by vectors of value dimensions. */
+#define SCORE_ROWS 12
+#define SCORE_TILES 2
+#define SCORE_TILES_4 4
+#define SCORE_TILES_2 4
+#define CONTEXT_ROWS 12
+#define CONTEXT_VECTORS 2
+#define CONTEXT_VECTORS_4 4
+#define CONTEXT_VECTORS_2 8

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..errors import BackendError
-from .base import Backend, KVBufferView, unfused
+from .base import Backend, unfused
 from .cpus import default_threads
+from .kv import KVBufferView
 from .tracing import TracingBackend
 
 NAMES = ("reference", "scalar", "simd", "parallel")

@@ -7,36 +7,32 @@ Shapes below are (rows, columns). What each op computes, to the bit, is in csrc/
 
 from __future__ import annotations
 
+import copy
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..schedule import (
+    INLINE,
+    Assignment,
+    AttentionSchedulePolicy,
+    HeadPlan,
+    Limits,
+    Schedule,
+    ScheduleDowngraded,
+    Unit,
+)
+from . import kv
+from .kv import KVBufferView
+
 Tensor = Any
 Weight = Any
-TILE = 16  # tokens to a tile of the tiled K cache
-
-
-@dataclass(slots=True)
-class KVBufferView:
-    """Where a layer's cached keys and values lie. `length` tokens are written, `capacity` fit.
-
-    layout "rows":  k, v (capacity, n_kv_heads * head_dim)
-    layout "tiles": k (n_kv_heads, capacity / 16, head_dim, 16), v (n_kv_heads, capacity, head_dim)
-    """
-
-    k: Tensor
-    v: Tensor
-    layout: str
-    dtype: str  # "f32" or "f16"
-    n_kv_heads: int
-    head_dim: int
-    length: int
-    capacity: int
-    handle: Any = None  # whatever the backend wants to keep with it
+Self = TypeVar("Self", bound="Backend")
+log = logging.getLogger(__name__)
 
 
 class Replay(Protocol):
@@ -55,6 +51,57 @@ class Backend(ABC):
 
     name: str
     threads: int = 1
+    concurrent: bool = True  # whether Python threads run its ops at the same time
+    assigned: Mapping[int | None, Assignment] = {None: Assignment()}  # by layer; None: those not named
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[ScheduleDowngraded], None]] = []
+        self.emitted: set[ScheduleDowngraded] = set()
+
+    # ---- how attention is mapped onto cores: moves no byte ------------------------------------------------
+
+    def scheduled(
+        self: Self,
+        schedule: Schedule | None = None,
+        policy: AttentionSchedulePolicy | None = None,
+        *,
+        layers: Collection[int] | None = None,
+    ) -> Self:
+        """The same backend with another schedule and policy of attention, in some layers, or (None) in all
+        that have none of their own. schedule None: all threads that the backend has; policy None: Auto.
+        """
+        twin = copy.copy(self)
+        given = Assignment(schedule) if policy is None else Assignment(schedule, policy)
+        twin.assigned = {**self.assigned, **dict.fromkeys([None] if layers is None else layers, given)}
+        return twin
+
+    def emit(self, event: ScheduleDowngraded) -> None:
+        """Logs an event and hands it to `listeners`, once."""
+        if event not in self.emitted:
+            self.emitted.add(event)
+            log.info("%s", event)
+            for listener in self.listeners:
+                listener(event)
+
+    def plan_attention(
+        self, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int, limits: Limits
+    ) -> tuple[HeadPlan | None, int]:
+        """The plan of a step of attention, None for inline, and the threads it may use."""
+        view, n, seq_kv = views[0], len(views), 0
+        for v, queries in zip(views, tokens, strict=True):
+            seq_kv += queries * (v.length - v.sees(queries, 0)[0])
+        return self.assignment(view.layer).plan(
+            layer=view.layer,
+            n_heads=n * n_heads,
+            n_kv_heads=n * view.n_kv_heads,
+            seq_kv=seq_kv,
+            queries=max(tokens),
+            limits=limits,
+            emit=self.emit,
+        )
+
+    def assignment(self, layer: int) -> Assignment:
+        return self.assigned.get(layer) or self.assigned[None]
 
     # ---- storage -------------------------------------------------------------------------------------------
 
@@ -65,6 +112,10 @@ class Backend(ABC):
     @abstractmethod
     def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> Tensor:
         """A tensor of zeros; the memory is only claimed when touched."""
+
+    @abstractmethod
+    def part(self, x: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """x[index] as a tensor of `shape`, in the memory of x, which was made by `zeros`."""
 
     @abstractmethod
     def numpy(self, x: Tensor) -> NDArray[Any]:
@@ -202,54 +253,88 @@ class Backend(ABC):
     def fused_attention(self, q: Tensor, view: KVBufferView, n_heads: int, scale: float) -> Tensor:
         """Causal attention of the last len(q) tokens over the cache: (tokens, n_heads * head_dim).
 
-        The default is the per-head loop; a mask is a loop bound.
+        The default is the per-head loop, over the layer's schedule; a mask is a loop bound.
         """
-        tokens, dim, group = q.shape[0], view.head_dim, n_heads // view.n_kv_heads
+        tokens, layer = q.shape[0], view.layer
+        schedule = self.assignment(layer).schedule or INLINE
+        limits = Limits(
+            schedule.parallelism if self.concurrent else 1,
+            f"attention made of primitive ops runs on one thread over backend {self.name}",
+            splits=False,
+        )
+        plan, threads = self.plan_attention((view,), (tokens,), n_heads, limits)
+        schedule = INLINE if plan is None or threads == 1 else schedule
         keys, values = self.kv_rows(view)
         out = None
         for t in range(tokens):
-            visible = view.length - tokens + t + 1
-            whole = tokens == 1
-            q_t = q if whole else self.copy_rows_2d(q, t, 1)
-            k_t = keys if whole else self.copy_rows_2d(keys, 0, visible)
-            v_t = values if whole else self.copy_rows_2d(values, 0, visible)
-            row = self.zeros((1, n_heads * dim))
-            for h in range(n_heads):
+            first, end = (at - view.first for at in view.sees(tokens, t))
+            whole = tokens == 1 and first == 0
+            row = self._attend(
+                q if tokens == 1 else self.copy_rows_2d(q, t, 1),
+                keys if whole else self.copy_rows_2d(keys, first, end - first),
+                values if whole else self.copy_rows_2d(values, first, end - first),
+                *(view, n_heads, scale, plan, schedule),
+            )
+            out = row if out is None else self.concat_dim0(out, row)
+        return out
+
+    def _attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        view: KVBufferView,
+        n_heads: int,
+        scale: float,
+        plan: HeadPlan | None,
+        schedule: Schedule,
+    ) -> Tensor:
+        """Of one query to all keys (n, n_kv_heads * head_dim): (1, n_heads * head_dim)."""
+        out, dim, group = self.zeros(q.shape), view.head_dim, n_heads // view.n_kv_heads
+        per = group if plan is not None and plan.unit is Unit.GROUP else 1  # heads to a unit
+
+        def heads(lo: int, hi: int, slot: int) -> None:
+            for h in range(lo * per, hi * per):
                 kv = h // group * dim
-                q_h = self.copy_2d_from_cols(q_t, dim, h * dim)
-                k_h = self.copy_2d_from_cols(k_t, dim, kv)
-                v_h = self.copy_2d_from_cols(v_t, dim, kv)
+                q_h = self.copy_2d_from_cols(q, dim, h * dim)
+                k_h = self.copy_2d_from_cols(keys, dim, kv)
+                v_h = self.copy_2d_from_cols(values, dim, kv)
                 scores = self.scale(self.matmul(q_h, self.transpose_2d(k_h)), scale)
                 context = self.matmul(self.softmax_rows(scores), v_h)
-                self.copy_2d_into_cols(row, context, h * dim)
-            out = row if out is None else self.concat_dim0(out, row)
+                self.copy_2d_into_cols(out, context, h * dim)
+
+        schedule.for_range(n_heads // per, plan.grain if plan else 1, heads)
+        return out
+
+    def batched_attention(
+        self, q: Tensor, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int, scale: float
+    ) -> Tensor:
+        """fused_attention of several sequences at once: the first tokens[0] rows of q are queries of
+        views[0], and so on; (sum of tokens, n_heads * head_dim).
+        """
+        out, at = None, 0
+        for view, n in zip(views, tokens, strict=True):
+            part = self.fused_attention(self.copy_rows_2d(q, at, n), view, n_heads, scale)
+            out, at = part if out is None else self.concat_dim0(out, part), at + n
         return out
 
     # ---- the cache's memory: moves values, computes none --------------------------------------------------
 
     def kv_rows(self, view: KVBufferView) -> tuple[Tensor, Tensor]:
-        """The keys and values written so far, (length, n_kv_heads * head_dim), widened to float32."""
-        n, width = view.length, view.n_kv_heads * view.head_dim
-        k, v = self.numpy(view.k), self.numpy(view.v)
-        if view.layout == "tiles":
-            tiles = -(-n // TILE)
-            k = k[:, :tiles].transpose(1, 3, 0, 2).reshape(tiles * TILE, width)
-            v = v[:, :n].transpose(1, 0, 2).reshape(n, width)
-        return self.tensor(k[:n].astype(np.float32)), self.tensor(v[:n].astype(np.float32))
+        """Keys and values of the tokens first..length, (tokens, n_kv_heads * head_dim), widened to f32."""
+        blocks = range(view.first // view.block, -(-view.length // view.block))
+        at = view.first - blocks.start * view.block
+        k = np.concatenate([kv.keys(view, self.numpy(view.k[b])) for b in blocks])
+        v = np.concatenate([kv.values(view, self.numpy(view.v[b])) for b in blocks])
+        return tuple(self.tensor(x[at : at + view.length - view.first]) for x in (k, v))
 
     def kv_write(self, view: KVBufferView, k: Tensor, v: Tensor) -> None:
         """Writes rows k and v (tokens, n_kv_heads * head_dim) behind the view's length, and moves it on."""
-        dtype = np.float16 if view.dtype == "f16" else np.float32
         heads = (-1, view.n_kv_heads, view.head_dim)
-        k_new, v_new = (self.numpy(x).astype(dtype).reshape(heads) for x in (k, v))
-        k_all, v_all = self.numpy(view.k), self.numpy(view.v)
-        at = np.arange(view.length, view.length + len(k_new))
-        if view.layout == "tiles":
-            k_all[:, at // TILE, :, at % TILE] = k_new
-            v_all[:, at] = v_new.transpose(1, 0, 2)
-        else:
-            k_all[at], v_all[at] = k_new.reshape(len(at), -1), v_new.reshape(len(at), -1)
-        view.length += len(at)
+        for k_row, v_row in zip(*(self.numpy(x).reshape(heads) for x in (k, v)), strict=True):
+            b, at = divmod(view.length, view.block)
+            kv.write(view, self.numpy(view.k[b]), self.numpy(view.v[b]), at, k_row, v_row)
+            view.length += 1
 
 
 def unfused(backend: Backend, *ops: str) -> Backend:

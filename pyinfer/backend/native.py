@@ -8,6 +8,7 @@ position: so they are captured once, and then only made again (`capture`, `Repla
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -19,16 +20,23 @@ from numpy.typing import NDArray
 
 from .. import _pi
 from ..errors import BackendError, ModelError
-from .base import Backend, KVBufferView
+from ..schedule import Limits, Unit
+from .base import Backend
+from .kv import KVBufferView, row_bytes
 from .replay import Capture, FreeLists, Replay
 
 ffi, lib = _pi.ffi, _pi.lib
 DTYPES: dict[str, tuple[Any, str, int]] = {
     "f32": (np.float32, "float *", lib.PI_F32),
     "f16": (np.float16, "uint16_t *", lib.PI_F16),
+    "q8_0": (np.uint8, "uint8_t *", lib.PI_Q8_0),
 }
+UNITS = {Unit.GROUP: lib.PI_UNIT_GROUP, Unit.HEAD: lib.PI_UNIT_HEAD, Unit.SPLIT: lib.PI_UNIT_SPLIT}
 LAYOUTS = {"rows": lib.PI_ROWS, "tiles": lib.PI_TILES}
-RECYCLED_ROWS, RECYCLED_VALUES = 16, 1 << 18  # results up to this size, those of decoding, are kept for reuse
+# Results up to so many values keep their memory for the next: of decoding by shape, others by size, for
+# what a prefill writes would else be cleared, page by page, at every op.
+RECYCLED_ROWS, RECYCLED_VALUES, RECYCLED_LARGE = 16, 1 << 18, 1 << 23
+LINE = 64  # bytes of a cache line
 NULLS = [ffi.NULL] * 3
 
 
@@ -54,14 +62,17 @@ def chosen_level() -> str | None:
 class CTensor:
     """Values in C order and their address; the memory goes back to `home` with the last reference."""
 
-    __slots__ = ("array", "home", "ptr", "shape")
+    __slots__ = ("array", "home", "memory", "ptr", "shape")
 
-    def __init__(self, array: NDArray[Any], ptr: Any, home: list[Any] | None = None) -> None:
+    def __init__(
+        self, array: NDArray[Any], ptr: Any, home: list[Any] | None = None, memory: Any = None
+    ) -> None:
         self.array, self.ptr, self.shape, self.home = array, ptr, array.shape, home
+        self.memory = array if memory is None else memory  # `array`, or what it is the beginning of
 
     def __del__(self) -> None:
         if self.home is not None:
-            self.home.append((self.array, self.ptr))
+            self.home.append((self.memory, self.ptr))
 
 
 class CWeight:
@@ -76,7 +87,10 @@ class CWeight:
 class NativeBackend(Backend):
     """The C library at one level (None: the best that runs here) on a number of threads."""
 
+    concurrent = False  # one op at a time: each has the threads of the context to itself
+
     def __init__(self, name: str, level: str | None, threads: int) -> None:
+        super().__init__()
         ptr = lib.pi_ctx_new(ffi.NULL if level is None else level.encode(), threads)
         if ptr == ffi.NULL:
             raise BackendError(
@@ -85,6 +99,9 @@ class NativeBackend(Backend):
         self.name, self.threads = name, threads
         self.ctx = ffi.gc(ptr, lib.pi_ctx_free)
         self.level = _text(lib.pi_ctx_level(ptr))
+        self.limits = Limits(
+            threads, f"backend {name} has {threads} thread{'s' * (threads > 1)}", splits=True
+        )
         self._free: FreeLists = {}
         self._capture: Capture | None = None
         self._capturing = threading.Lock()
@@ -125,23 +142,23 @@ class NativeBackend(Backend):
     # ---- storage -------------------------------------------------------------------------------------------
 
     def _wrap(self, array: NDArray[Any]) -> CTensor:
-        c_type = "uint16_t *" if array.dtype == np.float16 else "float *"
+        c_type = next(c_type for dtype, c_type, _ in DTYPES.values() if dtype == array.dtype)
         return CTensor(array, ffi.cast(c_type, array.ctypes.data))
 
     def _new(self, shape: tuple[int, ...]) -> CTensor:
         capture = self._own_capture()
         free = capture.free if capture else self._free
-        home = free.get(shape)
-        if home:
-            try:
-                array, ptr = home.pop()
-                return CTensor(array, ptr, home)
-            except IndexError:  # another thread took the last one
-                pass
-        fresh = self._wrap(np.empty(shape, np.float32))
-        if shape[0] <= RECYCLED_ROWS and fresh.array.size <= RECYCLED_VALUES:
-            fresh.home = free.setdefault(shape, [])
-        return fresh
+        n = math.prod(shape)
+        small = shape[0] <= RECYCLED_ROWS and n <= RECYCLED_VALUES
+        if not small and not 0 < n <= RECYCLED_LARGE:
+            return self._wrap(np.empty(shape, np.float32))
+        home = free.setdefault(shape if small else (1 << (n - 1).bit_length(),), [])
+        try:  # not `if home`: another thread may take the last one
+            memory, ptr = home.pop()
+        except IndexError:
+            fresh = self._wrap(np.empty(shape if small else 1 << (n - 1).bit_length(), np.float32))
+            memory, ptr = fresh.array, fresh.ptr
+        return CTensor(memory if small else memory[:n].reshape(shape), ptr, home, memory)
 
     def tensor(self, array: NDArray[Any]) -> CTensor:
         self._not_replayable()
@@ -149,11 +166,25 @@ class NativeBackend(Backend):
 
     def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> CTensor:
         self._not_replayable()
-        return self._wrap(np.zeros(shape, DTYPES[dtype][0]))
+        kind = np.dtype(DTYPES[dtype][0])
+        n = math.prod(shape) * kind.itemsize
+        room = np.zeros(
+            n + LINE, np.uint8
+        )  # NumPy aligns to 16 bytes: a row of a K tile would lie in two lines
+        first = -room.ctypes.data % LINE
+        return self._wrap(room[first : first + n].view(kind).reshape(shape))
+
+    def part(self, x: CTensor, index: tuple[int, ...], shape: tuple[int, ...]) -> CTensor:
+        return self._wrap(x.array[index].reshape(shape))
 
     def numpy(self, x: CTensor) -> NDArray[Any]:
         self._not_replayable()  # whoever asks for values computes with them
-        return x.array if x.home is None else x.array.copy()  # recycled memory does not outlive x
+        if x.home is None:
+            return x.array
+        if x.array.size <= RECYCLED_VALUES:
+            return x.array.copy()  # recycled memory does not outlive x
+        x.home = None  # not worth a copy: this memory is not recycled
+        return x.array
 
     def weight(
         self, type: int, rows: int, cols: int, data: NDArray[np.uint8], *, pack: bool = True
@@ -270,17 +301,73 @@ class NativeBackend(Backend):
 
     def fused_attention(self, q: CTensor, view: KVBufferView, n_heads: int, scale: float) -> CTensor:
         y = self._new(q.shape)
-        self._call(lib.pi_attention, q.ptr, q.shape[0], n_heads, _handle(view), scale, y.ptr)
+        self._attention(q, (view,), (q.shape[0],), n_heads, scale, y)
         return y
 
+    def batched_attention(
+        self, q: CTensor, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int, scale: float
+    ) -> CTensor:
+        y = self._new(q.shape)
+        self._attention(q, views, tokens, n_heads, scale, y)
+        return y
+
+    def _attention(
+        self,
+        q: CTensor,
+        views: Sequence[KVBufferView],
+        tokens: Sequence[int],
+        n_heads: int,
+        scale: float,
+        y: CTensor,
+    ) -> None:
+        handles, counts = (
+            ffi.new("pi_kv_view *[]", [self.handle(v) for v in views]),
+            ffi.new("int64_t[]", list(tokens)),
+        )
+        mapped = self.map_attention(views, tokens, n_heads)
+        self._call(lib.pi_attention, q.ptr, len(views), handles, counts, n_heads, scale, *mapped, y.ptr)
+        if capture := self._own_capture():
+            capture.attention.append((len(capture.calls) - 1, (views, tokens, n_heads)))
+
+    def map_attention(
+        self, views: Sequence[KVBufferView], tokens: Sequence[int], n_heads: int
+    ) -> tuple[int, int]:
+        """The plan of a step as pi_attention takes it: unit_of and tasks."""
+        plan, threads = self.plan_attention(views, tokens, n_heads, self.limits)
+        return (
+            (lib.PI_UNIT_GROUP, 1) if plan is None else (UNITS[plan.unit], plan.tasks(threads, max(tokens)))
+        )
+
     def kv_write(self, view: KVBufferView, k: CTensor, v: CTensor) -> None:
-        self._call(lib.pi_kv_write, _handle(view), k.ptr, v.ptr, k.shape[0])
+        self._call(lib.pi_kv_write, self.handle(view), k.ptr, v.ptr, k.shape[0])
         view.length += k.shape[0]
 
     def narrow_f16(self, x: CTensor) -> CTensor:
         y = self.zeros(x.shape, "f16")
         self._call(lib.pi_narrow_f16, x.ptr, x.array.size, y.ptr)
         return y
+
+    @staticmethod
+    def handle(view: KVBufferView) -> Any:
+        """The C struct of a view, brought up to date."""
+        if view.handle is None:
+            h, tiles = ffi.new("pi_kv_view *"), view.layout == "tiles"
+            row = row_bytes(view.dtype, view.head_dim)
+            h.head_stride = view.block * row if tiles else row
+            h.row_stride = view.n_kv_heads * row
+            h.block, h.window = view.block, view.window
+            h.layout, h.dtype = LAYOUTS[view.layout], DTYPES[view.dtype][2]
+            h.n_kv_heads, h.head_dim = view.n_kv_heads, view.head_dim
+            view.handle = h, [-1, None, None]
+        h, seen = view.handle
+        if seen[0] != view.stamp:
+            seen[:] = [
+                view.stamp,
+                *(ffi.new("void *[]", [x.ptr for x in blocks]) for blocks in (view.k, view.v)),
+            ]
+            h.k, h.v = seen[1:]
+        h.first, h.length, h.capacity = view.first, view.length, view.capacity
+        return h
 
     # ---- one rounding or none to an element: NumPy serves -------------------------------------------------
 
@@ -317,21 +404,6 @@ class NativeBackend(Backend):
 
     def concat_dim0(self, a: CTensor, b: CTensor) -> CTensor:
         return self.tensor(np.concatenate([a.array, b.array]))
-
-
-def _handle(view: KVBufferView) -> Any:
-    """The C struct of a view: filled once, but for the length."""
-    h = view.handle
-    if h is None:
-        tiles = view.layout == "tiles"
-        h = view.handle = ffi.new("pi_kv_view *")
-        h.k, h.v = view.k.ptr, view.v.ptr
-        h.head_stride = view.capacity * view.head_dim if tiles else view.head_dim
-        h.row_stride = view.head_dim if tiles else view.n_kv_heads * view.head_dim
-        h.capacity, h.layout, h.dtype = view.capacity, LAYOUTS[view.layout], DTYPES[view.dtype][2]
-        h.n_kv_heads, h.head_dim = view.n_kv_heads, view.head_dim
-    h.length = view.length
-    return h
 
 
 def _fail(code: int, function: Any) -> None:

@@ -396,7 +396,10 @@ class ReferenceBackend(Backend):
         return np.array(array)
 
     def zeros(self, shape: tuple[int, ...], dtype: str = "f32") -> NDArray[Any]:
-        return np.zeros(shape, {"f32": np.float32, "f16": np.float16}[dtype])
+        return np.zeros(shape, {"f32": np.float32, "f16": np.float16, "q8_0": np.uint8}[dtype])
+
+    def part(self, x: NDArray[Any], index: tuple[int, ...], shape: tuple[int, ...]) -> NDArray[Any]:
+        return x[index].reshape(shape)
 
     def numpy(self, x: NDArray[Any]) -> NDArray[Any]:
         return x

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from threading import Lock
 from typing import Any
 
+from ..schedule import AttentionSchedulePolicy, Schedule
 from .base import Backend
 
-STORAGE = {"tensor", "zeros", "numpy", "weight", "kernels", "kv_rows"}  # no ops
-NOT_OPS = STORAGE | {"capture"}  # its default runs op by op, so that each is counted
+STORAGE = {"tensor", "zeros", "part", "numpy", "weight", "kernels", "kv_rows"}  # no ops
+SCHEDULING = {"scheduled", "emit", "plan_attention", "assignment"}
+NOT_OPS = STORAGE | SCHEDULING | {"capture"}  # its default runs op by op, so that each is counted
 OPS = [
     name
     for name in vars(Backend)
@@ -26,7 +29,21 @@ class TracingBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self.inner, self.name, self.threads = inner, inner.name, inner.threads
+        self.concurrent, self.assigned = inner.concurrent, inner.assigned
+        self.listeners, self.emitted = inner.listeners, inner.emitted
         self.counts: Counter[str] = Counter()
+        self._counting = Lock()
+
+    def scheduled(
+        self,
+        schedule: Schedule | None = None,
+        policy: AttentionSchedulePolicy | None = None,
+        *,
+        layers: Collection[int] | None = None,
+    ) -> TracingBackend:
+        twin = super().scheduled(schedule, policy, layers=layers)
+        twin.inner = self.inner.scheduled(schedule, policy, layers=layers)
+        return twin
 
     def report(self) -> str:
         """One line per op, sorted by name, under a line with the total."""
@@ -48,7 +65,8 @@ def _traced(name: str) -> Callable[..., Any]:
     def call(self: TracingBackend, *args: Any, **kwargs: Any) -> Any:
         if not abstract and getattr(type(self.inner), name) is default:
             return default(self, *args, **kwargs)
-        self.counts[name] += 1
+        with self._counting:  # attention at its default may run on several threads
+            self.counts[name] += 1
         return getattr(self.inner, name)(*args, **kwargs)
 
     return call

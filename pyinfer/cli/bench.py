@@ -33,7 +33,7 @@ def add(commands: common.Commands) -> None:
     option("-d", type=several(whole), default=[0], metavar="N,...", help="tokens in the context before (0)")
     option("-t", type=several(common.number(int, 1)), metavar="N,...", help="threads (one per core)")
     option("-r", type=common.number(int, 1), default=5, metavar="N", help="repeats (%(default)s)")
-    option("--kv-dtype", default="f16", choices=("f16", "f32"), help="how K and V are stored (%(default)s)")
+    option("--kv-dtype", default="f16", choices=common.KV_DTYPES, help="how K and V are stored (%(default)s)")
     option("--no-limits", action="store_true", help="do not measure what the machine could do")
     option("--plot", type=Path, metavar="FILE.png", help="draw them too; needs matplotlib: 'pyinfer[plot]'")
     form = parser.add_mutually_exclusive_group()

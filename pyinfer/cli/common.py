@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+KV_DTYPES = ("f16", "f32", "q8_0")
 MODEL_HELP = "smollm2, a path to a .gguf file, or hf:OWNER/REPO[:QUANT or FILE]"
 
 
@@ -56,12 +57,23 @@ def nonempty(argument: str) -> str:
     return text(argument)
 
 
+def kv(argument: str) -> str:
+    """An argparse type: a kind of KV cache, as `pyinfer.load` takes it."""
+    if not re.fullmatch(r"positional|paged|append|sliding:[1-9][0-9]{0,11}", argument, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{argument!r} is none of positional, paged, append, sliding:N (a window of N tokens, at least 1)"
+        )
+    return argument
+
+
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", type=text, help='the text to go on from; "-" reads stdin')
 
 
 def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) -> None:
-    """Which model, and how it is run. Of all this only the model and --kv-dtype can change a logit."""
+    """Which model, and how it is run. Of all this only the model, --kv-dtype and a sliding window can change
+    a logit.
+    """
     if model_option:
         parser.add_argument("-m", "--model", default="smollm2", help=f"{MODEL_HELP} (%(default)s)")
     else:
@@ -71,17 +83,25 @@ def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) ->
     group.add_argument("--threads", type=number(int, 1), metavar="N", help="worker threads (one per core)")
     group.add_argument(
         "--kv",
+        type=kv,
         default="positional",
-        choices=("append", "positional"),
-        help="the kind of KV cache (%(default)s)",
+        metavar="KIND",
+        help="the KV cache: positional, paged, append, or sliding:N, where a token sees itself and the N - 1 "
+        "before it (%(default)s)",
     )
     group.add_argument(
-        "--kv-dtype", default="f16", choices=("f16", "f32"), help="how K and V are stored (%(default)s)"
+        "--kv-dtype", default="f16", choices=KV_DTYPES, help="how K and V are stored (%(default)s)"
     )
     group.add_argument(
         "--ctx", type=number(int, 1), metavar="N", help="tokens the context holds (the model's)"
     )
     group.add_argument("--chunk", type=number(int, 1), metavar="N", help="tokens of a prompt run at once")
+    group.add_argument(
+        "--attention-policy",
+        default="auto",
+        choices=("auto", "sequential", "per-head", "per-kv-group", "split"),
+        help="what a thread takes at a time of attention, for experiments; moves no byte (%(default)s)",
+    )
     group.add_argument(
         "--no-pack",
         dest="pack",
@@ -144,6 +164,7 @@ def load(args: argparse.Namespace) -> "pyinfer.Model":
         ctx=args.ctx,
         chunk=args.chunk,
         pack=args.pack,
+        attention_policy=args.attention_policy,
     )
 
 

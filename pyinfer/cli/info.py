@@ -26,14 +26,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def lines(facts: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+def lines(facts: Mapping[str, Any], indent: str = "", *, in_bytes: bool = False) -> Iterator[str]:
     """One line per fact, `name: value`; a mapping is a heading with its own facts indented below."""
     for name, value in facts.items():
         label = indent + (name if indent else name.replace("_", " "))  # inner names are types and kernels
         if isinstance(value, Mapping):
             yield f"{label}:"
-            yield from lines(value, indent + "  ")
-        elif name.endswith("bytes") and isinstance(value, int):
+            yield from lines(value, indent + "  ", in_bytes=name.endswith("bytes"))
+        elif (in_bytes or name.endswith("bytes")) and isinstance(value, int):
             yield f"{label}: {value:,} ({value / 2**20:,.1f} MiB)"
         elif isinstance(value, int) and not isinstance(value, bool):
             yield f"{label}: {value:,}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..backend.base import Backend, Tensor, Weight
-from ..cache import Cache
+from ..cache import Cache, extended
 from .config import Config
 from .rope import RopeTables
 
@@ -35,7 +35,9 @@ class Llama:
         ]
 
     def forward(self, tokens: Sequence[int], cache: Cache, *, last_only: bool = True) -> Tensor:
-        """Logits (1, n_vocab) of the last token, or (len(tokens), n_vocab) of all; extends the cache."""
+        """Logits (1, n_vocab) of the last token, or (len(tokens), n_vocab) of all; extends the cache,
+        unless it is read-only.
+        """
         ops, c, start = self.ops, self.config, cache.length
         cos, sin = self.rope.upto(start + len(tokens))
         x = ops.gather_rows(self.embed, tokens)  # (tokens, d_model)
@@ -44,7 +46,7 @@ class Llama:
             q, k, v = ops.matmul_many(h, qkv)  # (tokens, heads * head_dim), k and v n_kv_heads * head_dim
             q = ops.apply_rope(q, cos, sin, start, c.head_dim, neox=False)
             k = ops.apply_rope(k, cos, sin, start, c.head_dim, neox=False)
-            attention = ops.fused_attention(q, cache.update_in_place(i, k, v), c.n_heads, self.scale)
+            attention = ops.fused_attention(q, extended(cache, i, k, v), c.n_heads, self.scale)
             x = ops.matmul_add(attention, attn_output, x)
 
             h = ops.rms_norm(x, ffn_norm, c.rms_eps)

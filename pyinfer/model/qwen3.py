@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..backend.base import Backend, Tensor, Weight
-from ..cache import Cache
+from ..cache import Cache, extended
 from .config import Config
 from .rope import RopeTables
 
@@ -37,7 +37,9 @@ class Qwen3:
         ]
 
     def forward(self, tokens: Sequence[int], cache: Cache, *, last_only: bool = True) -> Tensor:
-        """Logits (1, n_vocab) of the last token, or (len(tokens), n_vocab) of all; extends the cache."""
+        """Logits (1, n_vocab) of the last token, or (len(tokens), n_vocab) of all; extends the cache,
+        unless it is read-only.
+        """
         ops, c, start = self.ops, self.config, cache.length
         cos, sin = self.rope.upto(start + len(tokens))
         x = ops.gather_rows(self.embed, tokens)  # (tokens, d_model)
@@ -51,7 +53,7 @@ class Qwen3:
             k = ops.apply_rope(
                 ops.rms_norm_heads(k, k_norm, c.rms_eps), cos, sin, start, c.head_dim, neox=True
             )
-            attention = ops.fused_attention(q, cache.update_in_place(i, k, v), c.n_heads, self.scale)
+            attention = ops.fused_attention(q, extended(cache, i, k, v), c.n_heads, self.scale)
             x = ops.matmul_add(attention, attn_output, x)
 
             h = ops.rms_norm(x, ffn_norm, c.rms_eps)

@@ -26,13 +26,21 @@ class Decoder(Protocol):
     def forward(self, tokens: Sequence[int], cache: Cache, *, last_only: bool = True) -> Tensor: ...
 
 
-def load(file: GGUFFile, ops: Backend, *, pack: bool = True, progress: bool = False) -> Decoder:
+def load(
+    file: GGUFFile,
+    ops: Backend,
+    *,
+    config: Config | None = None,
+    pack: bool = True,
+    progress: bool = False,
+) -> Decoder:
     """Checks the file and packs its weights for the backend. Raises ModelError naming what is at fault.
 
+    config: the file's, if it has been read already.
     pack: else matrices stay in the mapped file and are packed piece by piece while they are used.
     progress: a bar on stderr, if that is a terminal, when it takes longer than half a second.
     """
-    config = Config.from_gguf(file)
+    config = config or Config.from_gguf(file)
     tensors, factors = {}, None
     total = sum(t.nbytes for t in file.tensors.values())
     with tqdm(

@@ -79,6 +79,7 @@ class Model:
             "architecture": "llama",
             "parameter_count": 134_515_008,
             "file_bytes": 98_362_432,
+            "kv_caches_bytes": {"paged, f16": 94_371_840},
             "tensor_types": {"Q4_1": 210, "F32": 61},
             "kernels": {"matmul_q4_1": "pi_matmul_q4_1_avx2"},
         }

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import synth
+from tiny import write_tiny
 
 from pyinfer import backend, cache
 from pyinfer.bench import Bench, Plan, Work, python_seconds, tokens
@@ -111,6 +112,12 @@ def test_the_same_tokens_for_any_length():
 def test_plans_that_are_refused(how, error, message):
     with pytest.raises(error, match=message):
         Plan(**how)
+
+
+def test_a_dtype_that_the_model_cannot_have(tmp_path):
+    path = write_tiny(tmp_path / "odd.gguf", "llama", head_dim=40, n_layers=1)
+    with pytest.raises(InputError, match="this model's heads have 40"):
+        Bench(measure_limits=False).check(path, Plan(4, 2, kv_dtype="q8_0"))
 
 
 @pytest.mark.parametrize(

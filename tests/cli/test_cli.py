@@ -59,7 +59,7 @@ def test_generate(models, capsys):
     assert model.closed
     assert model.options == {
         **{"model": "smollm2", "backend": "auto", "threads": None, "kv": "positional", "kv_dtype": "f16"},
-        **{"ctx": None, "chunk": None, "pack": True},
+        **{"ctx": None, "chunk": None, "pack": True, "attention_policy": "auto"},
     }
     defaults = {
         **{"max_tokens": 128, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -69,13 +69,14 @@ def test_generate(models, capsys):
 
 
 def test_every_option_reaches_the_engine(models):
-    options = "-m a.gguf --backend x --threads 3 --kv append --kv-dtype f32 --ctx 64 --chunk 16 --no-pack"
+    options = "-m a.gguf --backend x --threads 3 --kv sliding:9 --kv-dtype q8_0 --ctx 64 --chunk 16 --no-pack"
+    options += " --attention-policy split"
     sampling = "-n 2 --temp 0.7 --top-k 40 --top-p 0.9 --min-p 0.05 --repeat-penalty 1.1 --seed 9"
     assert main(["generate", "Hi", *options.split(), *sampling.split(), "--stop", "a b", "--stop", "c"]) == 0
     (model,) = models
     assert model.options == {
-        **{"model": "a.gguf", "backend": "x", "threads": 3, "kv": "append", "kv_dtype": "f32"},
-        **{"ctx": 64, "chunk": 16, "pack": False},
+        **{"model": "a.gguf", "backend": "x", "threads": 3, "kv": "sliding:9", "kv_dtype": "q8_0"},
+        **{"ctx": 64, "chunk": 16, "pack": False, "attention_policy": "split"},
     }
     assert model.calls[0][1] == {
         **{"max_tokens": 2, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
@@ -224,7 +225,10 @@ def test_an_error_is_one_line(capsys):
         ("generate x --seed -1", "argument --seed"),
         ("generate x --seed 18446744073709551616", "argument --seed"),
         ("generate x --ctx 1.5", "argument --ctx"),
-        ("generate x --kv paged", "argument --kv: invalid choice: 'paged'"),
+        ("generate x --kv ring", "argument --kv: 'ring' is none of positional, paged, append, sliding:N"),
+        ("generate x --kv sliding", "argument --kv: 'sliding' is none of"),
+        ("generate x --kv sliding:0", "argument --kv: 'sliding:0' is none of"),
+        ("generate x --kv sliding:1k", "argument --kv: 'sliding:1k' is none of"),
         ("generate x --kv-dtype f8", "argument --kv-dtype"),
         ("generate x --max 5", "unrecognized arguments: --max"),
         ("generate x --stop=", "argument --stop: an empty string would match everywhere"),
@@ -364,6 +368,8 @@ def test_info(models, capsys):
         "architecture: llama\n"
         "parameter count: 134,515,008\n"
         "file bytes: 98,362,432 (93.8 MiB)\n"
+        "kv caches bytes:\n"
+        "  paged, f16: 94,371,840 (90.0 MiB)\n"
         "tensor types:\n"
         "  Q4_1: 210\n"
         "  F32: 61\n"

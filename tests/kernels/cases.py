@@ -9,11 +9,27 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 import numpy as np
-from kernels.harness import BLOCK, FLOATS, ROWS, TILES, TYPES, Native, Out, View, f32, raw_weight, values
+from kernels.harness import (
+    BLOCK,
+    FLOATS,
+    GROUP,
+    HEAD,
+    ROWS,
+    SPLIT,
+    TILES,
+    TYPES,
+    Native,
+    Out,
+    View,
+    f32,
+    raw_weight,
+    values,
+)
 
 Case = Callable[[Native], Iterator[np.ndarray]]
 CASES: dict[str, Case] = {}
 EPS = float(f32(1e-5))
+SCALE = float(f32(0.3))
 FIRST_TYPES = ("F32", "F16", "Q4_1", "Q8_0")  # of the cases below that stand without a type in their name
 
 
@@ -128,7 +144,7 @@ def caches(native: Native) -> Iterator[np.ndarray]:
     ):
         tokens = 10
         k, v = (values("random", (tokens, 2, dim), s) * f32(1e-3) for s in (15, 16))
-        view = View.make(layout, dtype, 2, dim, 48, gap, first)
+        view = View(layout, dtype, 2, dim, 48, gap, first)
         yield from native.op("pi_kv_write", view, k, v, tokens)
 
 
@@ -139,6 +155,62 @@ def attention(native: Native) -> Iterator[np.ndarray]:
             if tokens <= length and (length < 70 or group < 5):
                 k, v = (values("random", (length, 2, dim), s) for s in (17, 18))
                 capacity = -(-length // 16) * 16
-                view = View.make(layout, dtype, 2, dim, capacity, gap).write(k, v)
+                view = View(layout, dtype, 2, dim, capacity, gap).write(k, v)
                 q = values("random", (tokens, 2 * group, dim), 19)
-                yield native.op("pi_attention", q, tokens, 2 * group, view, float(f32(0.3)), Out(q.shape))
+                yield native.attention(q, view, tokens, SCALE)
+
+
+@case
+def caches_in_blocks(native: Native) -> Iterator[np.ndarray]:
+    """Also with values that q8_0 rounds to nothing, or clips."""
+    for dtype, (dim, gap), first in product(("f32", "f16", "q8_0"), ((32, 3), (64, 0)), (0, 7, 31)):
+        for kind in ("random", "mixed", "subnormal", "zeros"):
+            k, v = (values(kind, (40, 2, dim), s) for s in (25, 26))
+            view = View(TILES, dtype, 2, dim, 80, gap, first, block=16)
+            yield from native.op("pi_kv_write", view, k, v, 40)
+
+
+@case
+def attention_in_blocks(native: Native) -> Iterator[np.ndarray]:
+    """Cache types, block sizes, tokens no longer held."""
+    for dtype, (dim, gap), (block, first) in product(
+        ("f32", "f16", "q8_0"), ((32, 3), (64, 0)), ((16, 0), (32, 21), (0, 5))
+    ):
+        for length, (tokens, group) in product((33, 70), ((1, 1), (1, 4), (17, 3))):
+            if tokens <= length - first:
+                k, v = (values("random", (length - first, 2, dim), s) for s in (27, 28))
+                view = View(TILES, dtype, 2, dim, 80, gap, block=block, first=first).write(k, v, first)
+                q = values("random", (tokens, 2 * group, dim), 29)
+                yield native.attention(q, view, tokens, SCALE)
+
+
+@case
+def attention_in_windows(native: Native) -> Iterator[np.ndarray]:
+    """Wider and narrower than the block of queries."""
+    for (layout, dtype), window, first in product(
+        ((ROWS, "f32"), (TILES, "f16"), (TILES, "q8_0")), (1, 15, 16, 17, 100), (0, 5)
+    ):
+        k, v = (values("random", (70 - first, 2, 32), s) for s in (30, 31))
+        block = 32 if layout == TILES else 0
+        view = View(layout, dtype, 2, 32, 96, first=first, window=window, block=block).write(k, v, first)
+        for tokens in (1, 2, 40):
+            q = values("random", (tokens, 6, 32), 32)
+            yield native.attention(q, view, tokens, SCALE)
+
+
+@case
+def attention_of_several(native: Native) -> Iterator[np.ndarray]:
+    """Sequences of their own lengths and counts of queries; each unit of work, and few tasks."""
+    sequences = ((1, 1), (40, 3), (70, 1), (130, 26))
+    for dtype, window in product(("f32", "f16", "q8_0"), (0, 20)):
+        views = [
+            View(TILES, dtype, 2, 32, 144, window=window, block=48).write(
+                *(values("random", (length, 2, 32), length + s) for s in (1, 2))
+            )
+            for length, _ in sequences
+        ]
+        for one_each, units in ((False, (GROUP, HEAD)), (True, (GROUP, HEAD, SPLIT))):
+            tokens = [1 if one_each else n for _, n in sequences]
+            q = values("random", (sum(tokens), 6, 32), 33)
+            for unit_of, tasks in product(units, (1, 2)):
+                yield native.attention(q, views, tokens, SCALE, unit_of, tasks)

@@ -2,8 +2,8 @@
 
 An op is called by its C name on arrays: `Native.op("pi_exp", x, x.size, Out(x.shape))`. Each is copied to
 where a `memory` puts it: `Painted` surrounds it with a pattern and aligns it as badly as its type allows,
-`Fenced` lays it against an inaccessible page. Results are held against pyinfer/backend/reference.py, which
-shares no code with C.
+`Fenced` lays it against an inaccessible page. Results are held against pyinfer/backend/reference.py and
+kv.py, which share no code with C.
 
 Every output belongs to one fold, so the reference runs once on the largest shape and is sliced for the rest.
 """
@@ -15,7 +15,7 @@ import mmap
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from pyinfer import _pi
+from pyinfer.backend import kv
 from pyinfer.backend import reference as ref
 from pyinfer.backend.native import levels
 
@@ -55,7 +56,8 @@ TYPES = {
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]][0] for name in TYPES}  # values in one
 ROWS, TILES = lib.PI_ROWS, lib.PI_TILES
-DTYPE = {"f32": np.float32, "f16": np.float16}
+GROUP, HEAD, SPLIT = lib.PI_UNIT_GROUP, lib.PI_UNIT_HEAD, lib.PI_UNIT_SPLIT
+STORED = {"f32": np.float32, "f16": np.float16, "q8_0": np.uint16}  # what a cache's memory is an array of
 
 # ---- the comparison ----------------------------------------------------------------------------------------
 
@@ -82,7 +84,14 @@ def check(op: str, level: str, seed: int, shape: Any, got: Array, want: Array) -
 
 PAINT = 0xA5
 BORDER = 128
-NAMES = {"f": "float *", "e": "uint16_t *", "H": "uint16_t *", "i": "int32_t *", "B": "uint8_t *"}
+NAMES = {
+    "f": "float *",
+    "e": "uint16_t *",
+    "H": "uint16_t *",
+    "i": "int32_t *",
+    "l": "int64_t *",
+    "B": "uint8_t *",
+}
 
 
 class Painted:
@@ -151,48 +160,93 @@ class Out:
     dtype: Any = np.float32
 
 
+Blocks = list[Array | None]
+
+
 @dataclass
 class View:
-    """A cache of one layer: flat buffers and the strides of api.h, in elements."""
+    """A cache of one layer as api.h has it: blocks, each a flat array of its own, and strides in bytes."""
 
-    k: Array
-    v: Array
     layout: int
+    dtype: str
     n_kv: int
     dim: int
-    length: int
     capacity: int
-    head_stride: int
-    row_stride: int
+    gap: int = 0  # values of STORED between heads
+    length: int = 0
+    first: int = 0
+    window: int = 0
+    block: int = 0  # tokens to one; 0: a single one
+    fill: float = np.nan  # what lies where nothing is written: it shows wherever it is used
+    k: Blocks = field(default_factory=list)
+    v: Blocks = field(default_factory=list)
 
-    @staticmethod
-    def make(
-        layout: int, dtype: str, n_kv: int, dim: int, capacity: int, gap: int = 0, length: int = 0
-    ) -> View:
-        """Filled with NaN, which shows wherever an unwritten value is used; `gap` elements between heads."""
-        if layout == TILES:
-            head, row, size = capacity * dim + gap, dim, n_kv * (capacity * dim + gap)
-        else:
-            head, row = dim + gap, n_kv * (dim + gap)
-            size = capacity * row
-        k, v = (np.full(size, np.nan, DTYPE[dtype]) for _ in range(2))
-        return View(k, v, layout, n_kv, dim, length, capacity, head, row)
+    def __post_init__(self) -> None:
+        """Blocks of before `first` do not exist."""
+        self.block = self.block or self.capacity
+        item = np.dtype(STORED[self.dtype]).itemsize
+        self.row = kv.row_bytes(self.dtype, self.dim) // item  # in items, like the next three
+        head = (self.block if self.layout == TILES else 1) * self.row + self.gap
+        row = self.row if self.layout == TILES else self.n_kv * head
+        size = self.n_kv * head if self.layout == TILES else self.block * row
+        self.head_stride, self.row_stride = head * item, row * item
+        filler = np.full(size, self.fill, np.float16 if self.dtype == "q8_0" else STORED[self.dtype])
+        none: Blocks = [None] * (self.first // self.block)
+        there = range(len(none), -(-self.capacity // self.block))
+        for blocks in (self.k, self.v):
+            blocks += none + [filler.view(STORED[self.dtype]).copy() for _ in there]
 
-    def indices(self, first: int, tokens: int) -> tuple[Array, Array]:
-        """Where K and V elements (tokens, n_kv, dim) from token `first` on lie, as api.h says."""
-        t, h, d = np.ogrid[first : first + tokens, : self.n_kv, : self.dim]
-        if self.layout == TILES:
-            k = h * self.head_stride + t // 16 * 16 * self.dim + d * 16 + t % 16
-            return k, h * self.head_stride + t * self.dim + d
-        rows = t * self.row_stride + h * self.head_stride + d
-        return rows, rows
+    def parts(self, b: int) -> tuple[list[Array], list[Array]]:
+        """Views of block b's K and V: values, or codes and scales of q8_0.
+
+        Each is (n_kv, block, n); K of tiles (n_kv, tiles, n, 16).
+        """
+        k, v = self.k[b], self.v[b]
+        assert k is not None
+        assert v is not None
+        n, dim = self.n_kv, self.dim
+        if self.layout == ROWS:
+            k, v = (x.reshape(self.block, n, -1)[..., :dim].swapaxes(0, 1) for x in (k, v))
+            return [k], [v]
+        k, v = (x.reshape(n, -1)[:, : self.block * self.row] for x in (k, v))
+        if self.dtype != "q8_0":
+            return [k.reshape(n, -1, dim, 16)], [v.reshape(n, -1, dim)]
+        tile, row = (
+            k.view(np.uint8).reshape(n, -1, 32 * self.row),
+            v.view(np.uint8).reshape(n, -1, 2 * self.row),
+        )
+        codes, scales = tile[..., : 16 * dim].view(np.int8), tile[..., 16 * dim :].view(np.float16)
+        return (
+            [x.reshape(*x.shape[:2], -1, 16) for x in (codes, scales)],
+            [row[..., :dim].view(np.int8), row[..., dim:].view(np.float16)],
+        )
 
     def write(self, k: Array, v: Array, first: int = 0) -> View:
         """Puts k and v (tokens, n_kv, dim) at token `first`."""
-        at_k, at_v = self.indices(first, len(k))
-        self.k[at_k], self.v[at_v] = k, v
         self.length = first + len(k)
+        ks, vs = stored(k, self.dtype), stored(v, self.dtype)
+        for b in range(first // self.block, -(-self.length // self.block)):
+            from_, to = max(first, b * self.block), min(self.length, (b + 1) * self.block)
+            at, these = np.arange(from_, to) - b * self.block, slice(from_ - first, to - first)
+            k_parts, v_parts = self.parts(b)
+            for part, x in zip(k_parts, ks, strict=True):
+                if self.layout == TILES:
+                    part[:, at // 16, :, at % 16] = x[these]
+                else:
+                    part[:, at] = x[these].swapaxes(0, 1)
+            for part, x in zip(v_parts, vs, strict=True):
+                part[:, at] = x[these].swapaxes(0, 1)
         return self
+
+
+def stored(x: Array, dtype: str) -> list[Array]:
+    """Values as a cache keeps them: (..., dim), and (..., dim / 32) scales of q8_0."""
+    return list(kv.narrow_q8_0(x)) if dtype == "q8_0" else [x.astype(STORED[dtype])]
+
+
+def widened(x: Array, dtype: str) -> Array:
+    """Values as attention reads them from a cache of that type."""
+    return kv.widen_q8_0(*kv.narrow_q8_0(x)) if dtype == "q8_0" else x.astype(STORED[dtype]).astype(f32)
 
 
 class Weight:
@@ -228,6 +282,7 @@ class Native:
         """Calls a C op that must succeed. Returns its outputs, one or a list; inputs must not change."""
         outs: list[Array] = []
         inputs: list[tuple[Array, Array]] = []
+        held: list[Any] = []  # what a struct points to
         passed: list[Any] = [] if name == "pi_rope_table" else [self.ctx]
         for a in args:
             if isinstance(a, Out):
@@ -238,12 +293,13 @@ class Native:
                 inputs.append((self.memory.place(np.ascontiguousarray(a)), a))
                 passed.append(self.pointer(inputs[-1][0]))
             elif isinstance(a, View):
-                k, v = self.memory.place(a.k), self.memory.place(a.v)
-                passed.append(struct_of(a, self.pointer(k), self.pointer(v)))
-                if name == "pi_kv_write":
-                    outs += [k, v]
-                else:
-                    inputs += [(k, a.k), (v, a.v)]
+                struct, blocks = self.place_view(a, held)
+                passed.append(struct)
+                outs += [x for x, _ in blocks]
+            elif isinstance(a, list):
+                placed = [self.place_view(view, held) for view in a]
+                passed.append(ffi.new("pi_kv_view *[]", [struct for struct, _ in placed]))
+                inputs += [pair for _, blocks in placed for pair in blocks]
             elif isinstance(a, Weight):
                 passed.append(a.ptr)
             else:
@@ -252,12 +308,44 @@ class Native:
         what = f"{name} level={self.level} threads={self.threads} args={[describe(a) for a in args]}"
         assert code == 0, f"{what}: returned {code}"
         self.memory.verify(what)
-        for placed, before in inputs:
-            assert placed.tobytes() == before.tobytes(), f"{what}: changed an input"
+        for at, before in inputs:
+            assert at.tobytes() == before.tobytes(), f"{what}: changed an input"
         results = [x.copy() for x in outs]
         outs, inputs = [], []
         self.memory.clear()
         return results[0] if len(results) == 1 else results
+
+    def place_view(self, view: View, held: list[Any]) -> tuple[Any, list[tuple[Array, Array]]]:
+        """A pi_kv_view, and its blocks as they are placed and as they were."""
+        s, blocks = ffi.new("pi_kv_view *"), []
+        for name, own in (("k", view.k), ("v", view.v)):
+            pointers = ffi.new("void *[]", len(own))
+            for i, x in enumerate(own):
+                if x is not None:
+                    blocks.append((self.memory.place(x), x))
+                    pointers[i] = self.pointer(blocks[-1][0])
+            setattr(s, name, pointers)
+            held += [s, pointers]
+        for name in ("block", "head_stride", "row_stride", "first", "length", "capacity", "window", "layout"):
+            setattr(s, name, getattr(view, name))
+        s.dtype, s.n_kv_heads, s.head_dim = getattr(lib, f"PI_{view.dtype.upper()}"), view.n_kv, view.dim
+        return s, blocks
+
+    def attention(
+        self,
+        q: Array,
+        views: View | list[View],
+        tokens: int | list[int],
+        scale: float,
+        unit_of: int = GROUP,
+        tasks: int | None = None,
+    ) -> Array:
+        """Queries q (sum of tokens, heads, dim) of one sequence or several."""
+        views = views if isinstance(views, list) else [views]
+        counts = np.atleast_1d(np.asarray(tokens, np.int64))
+        how = (q.shape[1], scale, unit_of, tasks or self.threads)
+        out: Array = self.op("pi_attention", q, len(views), views, counts, *how, Out(q.shape))
+        return out
 
     def weight(self, type_: str, raw: Array, rows: int, cols: int, *, pack: bool = True) -> Weight:
         """From GGUF bytes: packed ones start at an odd address and end at a guard page."""
@@ -272,20 +360,13 @@ class Native:
         return Weight(out[0], type_, raw, rows, cols)
 
 
-def struct_of(view: View, k: Any, v: Any) -> Any:
-    """The pi_kv_view of a view whose buffers lie at k and v."""
-    s = ffi.new("pi_kv_view *")
-    s.k, s.v, s.head_stride, s.row_stride = k, v, view.head_stride, view.row_stride
-    s.length, s.capacity, s.layout = view.length, view.capacity, view.layout
-    s.dtype = lib.PI_F16 if view.k.dtype == np.float16 else lib.PI_F32
-    s.n_kv_heads, s.head_dim = view.n_kv, view.dim
-    return s
-
-
 def describe(a: Any) -> Any:
+    if isinstance(a, list):
+        return [describe(x) for x in a]
     if isinstance(a, View):
         return (
-            f"view(layout={a.layout} {a.k.dtype} kv={a.n_kv} dim={a.dim} length={a.length} of {a.capacity})"
+            f"{a.dtype} view(layout={a.layout} kv={a.n_kv} dim={a.dim} tokens {a.first}..{a.length} of"
+            f" {a.capacity}, block={a.block} window={a.window})"
         )
     if isinstance(a, Weight):
         return f"{a.type}({a.rows}, {a.cols})"
@@ -452,22 +533,29 @@ def reference_weight(type_: str, raw: Array) -> Any:
 # ---- attention, all outputs at once ------------------------------------------------------------------------
 
 
-def attention(q: Array, k: Array, v: Array, scale: float, visible: Array) -> NDArray[np.float32]:
-    """Query i of q (queries, heads, dim) over the first visible[i] tokens of k and v (tokens, n_kv, dim).
+def attention(
+    q: Array, k: Array, v: Array, scale: float, ends: Array, starts: Array | int = 0
+) -> NDArray[np.float32]:
+    """Query i of q (queries, heads, dim) over tokens starts[i]..ends[i] of k and v (tokens, n_kv, dim).
 
     NUMERICS.md, section 4, in the reference backend's folds; a test holds it to that backend's own attention.
     """
-    n, group = len(k), q.shape[1] // k.shape[1]
-    keys, vals = (
-        np.repeat(x.astype(f32), group, axis=1).transpose(1, 0, 2)[None] for x in (k, v)
-    )  # (1, heads, n, dim)
-    seen = np.arange(n) < np.asarray(visible)[:, None, None]  # (queries, 1, n)
-    s = ref.fold(q[:, :, None, :], keys) * f32(scale)
+    queries, heads, dim = q.shape
+    starts = np.broadcast_to(starts, ends.shape)
+    n, n_kv = int((ends - starts).max()), k.shape[1]
+    at = np.minimum(starts[:, None] + np.arange(n), len(k) - 1)  # (queries, n)
+    seen = np.arange(n) < (ends - starts)[:, None, None, None]  # (queries, 1, 1, n)
+    q = q.reshape(queries, n_kv, heads // n_kv, dim)
+    s = np.zeros((*q.shape[:3], n), f32)
+    for d in range(dim):
+        s = ref.fma(q[..., d, None], k[:, :, d].astype(f32)[at].swapaxes(1, 2)[:, :, None], s)
+    s = s * f32(scale)
     e = ref.exp(s - np.where(seen, s, -np.inf).max(axis=-1, keepdims=True).astype(f32))
-    total, out = np.zeros(q.shape[:2], f32), np.zeros(q.shape, f32)
+    total, out = np.zeros(q.shape[:3], f32), np.zeros(q.shape, f32)
     for t in range(n):
         total = np.where(seen[..., t], total + e[..., t], total)
     p = e / total[..., None]
     for t in range(n):
-        out = np.where(seen[..., t, None], ref.fma(p[..., t, None], vals[:, :, t], out), out)
-    return out
+        value = v[at[:, t]].astype(f32)[:, :, None]  # (queries, n_kv, 1, dim)
+        out = np.where(seen[..., t, None], ref.fma(p[..., t, None], value, out), out)
+    return out.reshape(queries, heads, dim)

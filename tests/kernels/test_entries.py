@@ -27,6 +27,8 @@ class Given:
         self.other = self.native.weight("F32", raw_weight("F32", "random", 5, 32, 1), 5, 32).ptr
         self.x, self.z, self.w1 = (ffi.new("float[]", [1.0] * 4096) for _ in range(3))
         self.y, self.y1, self.y2 = (ffi.new("float[]", 4096) for _ in range(3))
+        self.k_blocks, self.v_blocks = (ffi.new("void *[]", [p, p + 256]) for p in (self.z, self.w1))
+        self.views: tuple[Any, ...] = ()
         self.h = ffi.new("uint16_t[]", 4096)
         self.ids = ffi.new("int32_t[]", [0, ROWS - 1])
         self.out = ffi.new("pi_weight **")
@@ -37,15 +39,36 @@ class Given:
         )
 
     def view(self, **changed: Any) -> Any:
-        """Tiles of two KV heads of 8 dimensions: 32 tokens, 20 of them written."""
-        layout = changed.get("layout", lib.PI_TILES)
+        """Tiles of two KV heads of 8 dimensions: 32 tokens in two blocks, 20 of them written. Or rows."""
+        tiles = changed.get("layout", lib.PI_TILES) == lib.PI_TILES
         v = ffi.new("pi_kv_view *")
-        v.k, v.v = self.z, self.w1
-        v.head_stride, v.row_stride = (256, 8) if layout == lib.PI_TILES else (8, 16)
-        v.length, v.capacity, v.layout, v.dtype, v.n_kv_heads, v.head_dim = 20, 32, layout, lib.PI_F32, 2, 8
+        v.k, v.v = self.k_blocks, self.v_blocks
+        v.block, v.head_stride, v.row_stride = (16, 512, 0) if tiles else (32, 32, 64)
+        v.length, v.capacity, v.dtype, v.n_kv_heads, v.head_dim = 20, 32, lib.PI_F32, 2, 8
+        v.layout = lib.PI_TILES
         for name, value in changed.items():
             setattr(v, name, value)
         return v
+
+    def sequences(self, *views: Any) -> Any:
+        self.views = views  # kept alive
+        return ffi.new("pi_kv_view *[]", views)
+
+    def attention(self, views: list[Any], tokens: list[int], unit_of: int = lib.PI_UNIT_GROUP) -> list[Any]:
+        counts = ffi.new("int64_t[]", tokens)
+        return [self.c, self.x, len(tokens), self.sequences(*views), counts, 4, 0.5, unit_of, 1, self.y]
+
+    def memory(self) -> list[bytes]:
+        """What an entry may write to."""
+        buffers = [self.x, self.z, self.w1, self.y, self.y1, self.y2, self.h, self.n, self.sum, self.out]
+        return [bytes(ffi.buffer(x)) for x in (*buffers, *filter(None, self.views))]
+
+    def refuses(self, entry: str, args: list[Any], code: int = lib.PI_EINVAL) -> bool:
+        """Whether the entry returns that code and writes nothing."""
+        of_view = ffi.typeof("pi_kv_view *")
+        self.views += tuple(a for a in args if isinstance(a, ffi.CData) and ffi.typeof(a) is of_view and a)
+        before = self.memory()
+        return getattr(lib, entry)(*args) == code and self.memory() == before
 
     def good(self) -> dict[str, list[Any]]:
         c, x, z, y = self.c, self.x, self.z, self.y
@@ -54,7 +77,7 @@ class Given:
             "pi_gather_rows": [c, self.w, self.ids, 2, y],
             "pi_matmul": [c, self.w, self.w, self.w, x, 2, z, y, self.y1, self.y2],
             "pi_matmul_rows": [c, x, z, 3, 4, 5, y],
-            "pi_attention": [c, x, 2, 4, self.view(), 0.5, y],
+            "pi_attention": self.attention([self.view()], [2]),
             "pi_kv_write": [c, self.view(), x, x, 2],
             "pi_softmax_rows": [c, x, 3, 5, y],
             "pi_rms_norm": [c, x, z, 3, 5, 0.5, y],
@@ -80,6 +103,7 @@ def given() -> Given:
 
 ENTRIES = [name for name in dir(lib) if name.startswith("pi_")]
 OPS = list(Given("ref").good())
+CONTEXT = ("new", "free", "level", "threads", "scramble", "regions", "kernel_level")
 OPTIONAL = {("pi_rope_table", 5), ("pi_matmul", 3), ("pi_matmul", 6)}  # pointers that may be NULL
 
 # entry -> {argument: values that are wrong there}
@@ -92,7 +116,12 @@ WRONG: dict[str, dict[int, list[Any]]] = {
     "pi_gather_rows": {3: [-1]},
     "pi_matmul": {5: [-1]},
     "pi_matmul_rows": {3: [-1], 4: [-1], 5: [-1]},
-    "pi_attention": {2: [0, -1, 21], 3: [0, -2, 1, 3, 5]},
+    "pi_attention": {
+        2: [0, -1, 2**16 + 1, HUGE],
+        5: [0, -2, 1, 3, 5, 4098, 2**31 - 2],
+        7: [-1, 3, 2**31 - 1],
+        8: [0, -1, -(2**31)],
+    },
     "pi_kv_write": {4: [-1, 13, HUGE]},
     "pi_softmax_rows": {2: [-1], 3: [-1]},
     "pi_rms_norm": {3: [-1], 4: [-1, 0]},
@@ -141,7 +170,7 @@ def test_every_op_is_here() -> None:
         "pi_kernel_count",
         "pi_kernel_name",
     }
-    contexts = {"pi_ctx_new", "pi_ctx_free", "pi_ctx_level", "pi_ctx_threads", "pi_ctx_kernel_level"}
+    contexts = {f"pi_ctx_{what}" for what in CONTEXT}
     assert set(ENTRIES) == set(OPS) | asking | contexts | {"pi_weight_free", "pi_weight_bytes"}
 
 
@@ -153,7 +182,7 @@ def test_null(given: Given, entry: str) -> None:
             args = given.good()[entry]
             args[i] = NULL
             pointers += 1
-            assert getattr(lib, entry)(*args) == lib.PI_EINVAL, f"argument {i} of {entry}"
+            assert given.refuses(entry, args), f"argument {i} of {entry}"
     assert pointers > 0
 
 
@@ -162,45 +191,132 @@ def test_wrong_numbers(given: Given, entry: str, i: int) -> None:
     for value in WRONG[entry][i]:
         args = given.good()[entry]
         args[i] = value
-        assert getattr(lib, entry)(*args) == lib.PI_EINVAL, f"argument {i} of {entry} is {value}"
+        assert given.refuses(entry, args), f"argument {i} of {entry} is {value}"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"k": NULL},
-        {"v": NULL},
-        {"length": -1},
-        {"length": 33},
-        {"length": HUGE},
-        {"length": -(2**63)},
-        {"capacity": 19},
-        {"capacity": 33},
-        {"capacity": -16},
-        {"capacity": 2**63 - 16, "head_stride": HUGE},
-        {"length": -1, "capacity": 2**63 - 16},
-        {"head_stride": 255},
-        {"head_stride": -256},
-        {"layout": 2},
-        {"layout": -1},
-        {"dtype": 2},
-        {"dtype": lib.PI_Q8_0},
-        {"n_kv_heads": 0},
-        {"n_kv_heads": -2},
-        {"head_dim": 0},
-        {"head_dim": -8},
-        {"layout": lib.PI_ROWS, "head_stride": 7},
-        {"layout": lib.PI_ROWS, "row_stride": 15},
-        {"layout": lib.PI_ROWS, "head_stride": HUGE},
-    ],
-    ids=str,
-)
+IN_ROWS = {"layout": lib.PI_ROWS}
+IN_Q8_0 = {"dtype": lib.PI_Q8_0, "head_dim": 32, "head_stride": 1024}
+FINE_VIEWS: list[dict[str, Any]] = [
+    {},
+    {"window": 1},
+    {"window": HUGE},
+    {"first": 18},
+    {"capacity": 22},
+    {"row_stride": -1},
+    {"head_stride": 516},
+    {"dtype": lib.PI_F16, "head_stride": 258},
+    IN_ROWS,
+    IN_ROWS | {"block": HUGE},
+    IN_ROWS | {"head_stride": 36, "row_stride": 76},
+    IN_Q8_0,
+    IN_Q8_0 | {"head_stride": 544},
+]
+WRONG_VIEWS: list[dict[str, Any]] = [
+    {"k": NULL},
+    {"v": NULL},
+    {"block": 0},
+    {"block": -16},
+    {"block": 8},
+    {"block": 17},
+    {"block": 32},
+    {"block": 2**63 - 16},
+    {"block": -(2**63)},
+    {"head_stride": 511},
+    {"head_stride": 513},
+    {"head_stride": 514},
+    {"head_stride": -512},
+    {"head_stride": 2**62},
+    {"head_stride": -(2**63)},
+    {"first": -1},
+    {"first": 21},
+    {"first": HUGE},
+    {"first": -(2**63)},
+    {"length": -1},
+    {"length": 33},
+    {"length": HUGE},
+    {"length": -(2**63)},
+    {"capacity": 19},
+    {"capacity": -16},
+    {"capacity": 2**31},
+    {"capacity": 2**63 - 16, "head_stride": HUGE - 3},
+    {"capacity": HUGE, "length": HUGE - 20},
+    {"capacity": HUGE, "length": HUGE - 20, "first": HUGE - 100},
+    {"length": -1, "capacity": 2**63 - 16},
+    {"window": -1},
+    {"window": -(2**63)},
+    {"layout": 2},
+    {"layout": -1},
+    {"dtype": 2},
+    {"dtype": -1},
+    {"dtype": lib.PI_BF16},
+    {"dtype": lib.PI_Q8_0},
+    {"dtype": lib.PI_F16, "head_stride": 257},
+    {"n_kv_heads": 0},
+    {"n_kv_heads": -2},
+    {"n_kv_heads": 4097},
+    {"n_kv_heads": 2**31 - 1},
+    {"head_dim": 0},
+    {"head_dim": -8},
+    {"head_dim": 9},
+    {"head_dim": 1025, "head_stride": 2**20},
+    {"head_dim": 2**31 - 1, "head_stride": 2**40},
+    IN_Q8_0 | {"head_dim": 48},
+    IN_Q8_0 | {"head_stride": 543},
+    IN_Q8_0 | {"head_stride": 542},
+    IN_Q8_0 | IN_ROWS | {"row_stride": 2048},
+    IN_ROWS | {"block": 31},
+    IN_ROWS | {"block": 0},
+    IN_ROWS | {"head_stride": 28},
+    IN_ROWS | {"head_stride": 34, "row_stride": 72},
+    IN_ROWS | {"head_stride": HUGE - 3},
+    IN_ROWS | {"row_stride": 60},
+    IN_ROWS | {"row_stride": 66},
+    IN_ROWS | {"row_stride": 2**60},
+    IN_ROWS | {"row_stride": -64},
+]
+
+
+def with_view(given: Given, entry: str, changed: dict[str, Any]) -> list[Any]:
+    view = given.view(**changed)
+    args = given.good()[entry]
+    return given.attention([view], [2]) if entry == "pi_attention" else [args[0], view, *args[2:]]
+
+
+@pytest.mark.parametrize("changed", FINE_VIEWS, ids=str)
+@pytest.mark.parametrize("entry", ["pi_attention", "pi_kv_write"])
+def test_fine_views(given: Given, entry: str, changed: dict[str, Any]) -> None:
+    """What the wrong ones differ from."""
+    assert getattr(lib, entry)(*with_view(given, entry, changed)) == lib.PI_OK
+
+
+@pytest.mark.parametrize("changed", WRONG_VIEWS, ids=str)
 @pytest.mark.parametrize("entry", ["pi_attention", "pi_kv_write"])
 def test_wrong_views(given: Given, entry: str, changed: dict[str, Any]) -> None:
-    args = given.good()[entry]
-    at = 4 if entry == "pi_attention" else 1
-    args[at] = given.view(**changed)
-    assert getattr(lib, entry)(*args) == lib.PI_EINVAL
+    assert given.refuses(entry, with_view(given, entry, changed))
+
+
+def test_kv_write_moves_the_length_on_once(given: Given) -> None:
+    view = given.view(length=15)
+    assert lib.pi_kv_write(given.c, view, given.x, given.x, 17) == lib.PI_OK
+    assert view.length == 32
+    assert given.refuses("pi_kv_write", [given.c, view, given.x, given.x, 1])
+
+
+def test_wrong_sequences(given: Given) -> None:
+    """In the first place or a later one."""
+    g, fine = given, given.view()
+    for tokens in (0, -1, 21, HUGE, -(2**63)):
+        assert g.refuses("pi_attention", g.attention([fine], [tokens]))
+        assert g.refuses("pi_attention", g.attention([fine, fine], [2, tokens]))
+    assert g.refuses("pi_attention", g.attention([g.view(first=10)], [11]))
+    assert g.refuses("pi_attention", g.attention([g.view(length=0)], [1]))
+    assert g.refuses("pi_attention", g.attention([fine, NULL], [1, 1]))
+    assert g.refuses("pi_attention", g.attention([NULL, fine], [1, 1]))
+    for other in ({"n_kv_heads": 1}, {"head_dim": 7}, {"head_dim": 4}, {"window": -1}, {"k": NULL}):
+        assert g.refuses("pi_attention", g.attention([fine, g.view(**other)], [1, 1]))
+    assert g.refuses("pi_attention", g.attention([fine, fine], [1, 2], lib.PI_UNIT_SPLIT))
+    for unit_of in (lib.PI_UNIT_GROUP, lib.PI_UNIT_HEAD, lib.PI_UNIT_SPLIT):
+        assert lib.pi_attention(*g.attention([fine, g.view(**IN_ROWS)], [1, 1], unit_of)) == lib.PI_OK
 
 
 def refused(f: Callable[..., int], *args: Any) -> None:
@@ -262,6 +378,8 @@ def test_questions_about_nothing(given: Given) -> None:
     assert lib.pi_ctx_kernel_level(NULL, 0) == NULL
     assert lib.pi_ctx_threads(NULL) == 0
     assert lib.pi_weight_bytes(NULL) == 0
+    assert lib.pi_ctx_regions(NULL) == 0
+    lib.pi_ctx_scramble(NULL, 1)
 
 
 def test_nothing_to_do_is_no_error(given: Given) -> None:

@@ -8,10 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels.harness import LEVELS, ROWS, Native, Out, Painted, View, attention, check, f32, in_child, values
+from kernels.harness import (
+    LEVELS,
+    ROWS,
+    STORED,
+    TILES,
+    Native,
+    Out,
+    Painted,
+    View,
+    attention,
+    check,
+    f32,
+    in_child,
+    values,
+)
 
 from pyinfer.backend import reference as ref
-from pyinfer.backend.base import KVBufferView
+from pyinfer.backend.kv import KVBufferView, block_shapes
 
 
 def lane_wise(x: np.ndarray, y: np.ndarray, lanes: int = 8) -> np.ndarray:
@@ -87,28 +101,40 @@ def test_the_reference_fma_rounds_once() -> None:
         check("fma", "reference", 2, x.shape, np.abs(ref.fma(x, y, z)), np.abs(np.array(want, f32)))
 
 
-def test_attention_at_once_is_the_reference_backends_attention() -> None:
+@pytest.mark.parametrize(("first", "window"), [(0, 0), (3, 0), (0, 4), (3, 4)])
+def test_attention_at_once_is_the_reference_backends_attention(first: int, window: int) -> None:
     n, n_kv, dim, heads, tokens = 19, 2, 6, 6, 5
     k, v = (values("random", (n, n_kv, dim), s) for s in (3, 4))
     q = values("random", (tokens, heads, dim), 5)
     ops = ref.ReferenceBackend()
-    view = KVBufferView(k.reshape(n, -1), v.reshape(n, -1), "rows", "f32", n_kv, dim, n, n)
+    blocks = [k.reshape(n, -1)], [v.reshape(n, -1)]
+    view = KVBufferView(*blocks, "rows", "f32", n_kv, dim, n, n, n, first, window)
     want = ops.fused_attention(q.reshape(tokens, -1), view, heads, 0.3)
-    got = attention(q, k, v, 0.3, np.arange(n - tokens + 1, n + 1))
+    starts, ends = np.array([view.sees(tokens, t) for t in range(tokens)]).T
+    got = attention(q, k, v, 0.3, ends, starts)
     check("attention", "reference", 3, q.shape, got.reshape(tokens, -1), want)
 
 
-def test_a_view_puts_elements_where_the_reference_does() -> None:
-    k, v = (values("random", (21, 3, 5), s) for s in (6, 7))
-    ops = ref.ReferenceBackend()
-    tiled = KVBufferView(
-        np.full((3, 2, 5, 16), np.nan, f32), np.full((3, 32, 5), np.nan, f32), "tiles", "f32", 3, 5, 0, 32
+@pytest.mark.parametrize("first", [0, 21])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("rows", "f32"), ("rows", "f16"), ("tiles", "f32"), ("tiles", "f16"), ("tiles", "q8_0")],
+)
+def test_a_view_puts_elements_where_the_reference_does(layout: str, dtype: str, first: int) -> None:
+    n_kv, dim, capacity, block, tokens = 3, 32, 48, 16 if layout == "tiles" else 48, 25
+    k, v = (values("random", (tokens, n_kv, dim), s) for s in (6, 7))
+    mine = View({"rows": ROWS, "tiles": TILES}[layout], dtype, n_kv, dim, capacity, block=block)
+    mine.write(k, v, first)
+    shapes = [(block, n_kv * dim)] * 2 if layout == "rows" else block_shapes(dtype, n_kv, dim, block)
+    empty = View(mine.layout, dtype, n_kv, dim, capacity, block=block)
+    item = np.uint8 if dtype == "q8_0" else STORED[dtype]
+    ks, vs = (
+        [x.view(item).reshape(shape) for x in blocks if x is not None]
+        for blocks, shape in zip((empty.k, empty.v), shapes, strict=True)
     )
-    rows = KVBufferView(
-        np.full((32, 15), np.nan, f32), np.full((32, 15), np.nan, f32), "rows", "f32", 3, 5, 0, 32
-    )
-    for twin, layout in ((rows, ROWS), (tiled, 1 - ROWS)):
-        ops.kv_write(twin, k.reshape(21, -1), v.reshape(21, -1))
-        mine = View.make(layout, "f32", 3, 5, 32).write(k, v)
-        check("K", "reference", 6, k.shape, mine.k, twin.k.reshape(-1))
-        check("V", "reference", 7, v.shape, mine.v, twin.v.reshape(-1))
+    view = KVBufferView(ks, vs, layout, dtype, n_kv, dim, first, capacity, block)
+    ref.ReferenceBackend().kv_write(view, k.reshape(tokens, -1), v.reshape(tokens, -1))
+    assert view.length == mine.length
+    for name, own, blocks in (("K", mine.k, ks), ("V", mine.v, vs)):
+        for i, (x, y) in enumerate(zip(own, blocks, strict=True)):
+            check(name, "reference", 6, (layout, dtype, "block", i), x, y.reshape(-1).view(x.dtype))

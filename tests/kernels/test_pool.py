@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from kernels.cases import CASES
-from kernels.harness import LEVELS, Native, Out, check, ffi, raw_weight, values
+from kernels.harness import LEVELS, Native, Out, check, ffi, lib, raw_weight, values
 
 LIMIT = 60.0  # seconds; each of these takes about one
 
@@ -121,6 +121,42 @@ def test_every_op_in_two_threads_at_once(native: Native) -> None:
                 check(name, native.level, 0, right.shape, got, right)
 
     within_limit(lambda: job(1), lambda: job(2))
+
+
+RANGE = 16384  # values to a range of an elementwise op
+SEEDS = (1, 2, 3, 255, 2**31, 2**32 - 1)
+
+
+def add_in_place(native: Native, x: np.ndarray, n: int, to: int = 0) -> None:
+    """x[i + to] = x[i] + 1 for i < n."""
+    one = np.ones(n, np.float32)
+    args = [native.pointer(a) for a in (x, one)] + [n, native.pointer(x[to:])]
+    assert native.call("pi_add", [native.ctx, *args]) == 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_every_unit_is_taken_once_in_any_order(threads: int, seed: int) -> None:
+    native = Native(LEVELS[-1], threads)
+    lib.pi_ctx_scramble(native.ctx, seed)
+    for ranges in (*range(1, 34), 63, 64, 65, 96, 97):
+        x = np.zeros(ranges * RANGE - 7, np.float32)
+        add_in_place(native, x, x.size)
+        assert (x == 1).all(), f"{ranges} ranges"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_scrambled_order_is_another(seed: int) -> None:
+    """Each range adds to the next: ascending, the last is the number of ranges."""
+    native = Native(LEVELS[-1])
+    for ranges in (3, 16, 33):
+        last = []
+        for order in (0, seed):
+            lib.pi_ctx_scramble(native.ctx, order)
+            x = np.zeros((ranges + 1) * RANGE, np.float32)
+            add_in_place(native, x, ranges * RANGE, RANGE)
+            last.append(x[-1])
+        assert last[0] == ranges > last[1]
 
 
 def test_a_large_call_after_a_small_one_grows_the_scratch(native: Native) -> None:

@@ -54,7 +54,7 @@ def test_elementwise_in_ranges(native: Native, op: str, threads: int) -> None:
 
 # ---- by row ------------------------------------------------------------------------------------------------
 
-ROW_COUNTS = (1, 2, 3, 7, 8, 9, 17)
+ROW_COUNTS = (1, 2, 3, 4, 7, 8, 9, 10, 11, 16, 17)  # about those whose folds run side by side
 ROW_SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 130)
 EPS = float(f32(1e-5))
 
@@ -98,7 +98,7 @@ def wide(op: str, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("op", ["softmax_rows", "rms_norm"])
-@pytest.mark.parametrize("shape", [(70, 600), (3, 9000)])
+@pytest.mark.parametrize("shape", [(70, 600), (3, 9000), (131, 1025)])
 @pytest.mark.parametrize("threads", [2, 3])
 def test_rows_in_ranges(native: Native, op: str, shape: tuple[int, int], threads: int) -> None:
     x, w, want = wide(op, shape)
