@@ -47,9 +47,12 @@ PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) { /* no level here r
     (void)q16;
     memcpy(q, &four, 4);
 }
-PI_INLINE vi v_half(vi k) { return vshrq_n_s32(k, 1); }
-PI_INLINE vi v_subi(vi a, vi b) { return vsubq_s32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(k, vdupq_n_s32(127)), 23)); }
+/* y * 2^n, n whole; as two factors, of which the first is exact: one rounding, also to a subnormal. */
+PI_INLINE vf v_scale2(vf y, vf n) {
+    const vi k = v_to_int(n), half = vshrq_n_s32(k, 1);
+    return v_mul(v_mul(y, v_pow2(half)), v_pow2(vsubq_s32(k, half)));
+}
 
 /* Integers: vi are int32 lanes, vb bytes. */
 typedef uint8x16_t vb;

@@ -13,8 +13,7 @@ PI_INLINE vf v_exp(vf x) {
     p = v_fma(p, r, v_set1(PI_EXP_C2));
     vf one = v_set1(1.0f), a = v_add(one, r), b = v_sub(r, v_sub(a, one));
     vf y = v_add(a, v_fma(v_mul(p, r), r, b));
-    vi k = v_to_int(n), half = v_half(k);
-    return v_mul(v_mul(y, v_pow2(half)), v_pow2(v_subi(k, half)));
+    return v_scale2(y, n);
 }
 
 PI_INLINE vf v_silu(vf x) { return v_div(x, v_add(v_set1(1.0f), v_exp(v_neg(x)))); }

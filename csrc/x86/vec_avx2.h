@@ -51,9 +51,12 @@ PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) {
     _mm_storel_epi64((__m128i *)q, _mm_packs_epi16(w, w));
     _mm_storeu_si128((__m128i *)q16, _mm_shufflehi_epi16(_mm_shufflelo_epi16(w, 0xd8), 0xd8));
 }
-PI_INLINE vi v_half(vi k) { return _mm256_srai_epi32(k, 1); }
-PI_INLINE vi v_subi(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 PI_INLINE vf v_pow2(vi k) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(k, _mm256_set1_epi32(127)), 23)); }
+/* y * 2^n, n whole; as two factors, of which the first is exact: one rounding, also to a subnormal. */
+PI_INLINE vf v_scale2(vf y, vf n) {
+    const vi k = v_to_int(n), half = _mm256_srai_epi32(k, 1);
+    return v_mul(v_mul(y, v_pow2(half)), v_pow2(_mm256_sub_epi32(k, half)));
+}
 
 /* Integers: vi are int32 lanes, vb the same register seen as bytes or int16. */
 typedef __m256i vb;

@@ -35,9 +35,7 @@ PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) {
     _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(x));
     _mm256_storeu_si256((__m256i *)q16, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(w, 0xd8), 0xd8));
 }
-PI_INLINE vi v_half(vi k) { return _mm512_srai_epi32(k, 1); }
-PI_INLINE vi v_subi(vi a, vi b) { return _mm512_sub_epi32(a, b); }
-PI_INLINE vf v_pow2(vi k) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(k, _mm512_set1_epi32(127)), 23)); }
+PI_INLINE vf v_scale2(vf y, vf n) { return _mm512_scalef_ps(y, n); } /* y * 2^n, one rounding, also to a subnormal */
 
 /* Integers: vi are int32 lanes, vb the same register seen as bytes or int16. */
 typedef __m512i vb;
