@@ -39,7 +39,7 @@ def test_tiny(name, backend, tmp_path):
 class Dequantised(NativeBackend):
     """Every matrix as float32, and so no input of a matmul quantised: as SmolLM2's fixture was made."""
 
-    def weight(self, type, rows, cols, data):
+    def weight(self, type, rows, cols, data, *, pack=True):
         values = dequantize(data.reshape(rows, -1), GGMLQuantizationType(type))
         return super().weight(GGMLQuantizationType.F32, rows, cols, values.reshape(-1).view(np.uint8))
 

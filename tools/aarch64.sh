@@ -66,7 +66,7 @@ kernels=$(echo tests/kernels/test_{attention,exp,matmul,rope,rows,surroundings}.
 elsewhere="threads or ranges or gather or inaccessible or all_inputs or exports"
 check() { # CPU model, levels it must have, the golden digests to check
     export QEMU_CPU=$1
-    local has own files=$kernels which="not ($elsewhere)"
+    local has own files=$kernels which="not ($elsewhere) and neon"
     has=$(run -c 'from pyinfer.backend.native import levels; print(*[n for n, ok in levels().items() if ok])')
     own=$(run -c 'from kernels.test_surroundings import own; print(*own())')
     echo "== aarch64 $1: $has; of the last: $own"
@@ -75,7 +75,7 @@ check() { # CPU model, levels it must have, the golden digests to check
         ! tr ' ' '\n' <<<"$own" | grep -v '^matmul_' || { echo "aarch64: $1 has more to check" >&2; return 1; }
         files=tests/kernels/test_matmul.py
         own=$(tr a-z A-Z <<<"${own//matmul_/}")
-        which+=" and ${2##* } and (${own// / or })"
+        which="not ($elsewhere) and ${2##* } and (${own// / or })"
     fi
     run -m pytest -q -p no:cacheprovider --junitxml="$dir/$1-kernels.xml" $files -k "$which" &&
         run -m pytest -q -p no:cacheprovider --junitxml="$dir/$1-golden.xml" tests/golden -k "$3"
@@ -112,7 +112,8 @@ for kind, counts in ran.items():
                 sys.exit(f"aarch64: {case.get('name')} did not run")
             counts.update(set(re.split(r"[][-]", case.get("name"))) & set(levels))
 print("levels run under qemu:", ", ".join(f"{n} ({ran['kernels'][n]} kernel tests, {ran['golden'][n]} digests)" for n in levels))
-if missing := [n for n in levels if not all(counts[n] for counts in ran.values())]:
+# (The plain C is held to its digests here, and to the reference on x86-64.)
+if missing := [n for n in levels if not ran["golden"][n] or not (ran["kernels"][n] or n == "ref")]:
     sys.exit(f"aarch64: did not run: {missing}")
 PY
 echo "aarch64: ref neon dotprod i8mm give the committed digests"
