@@ -1,5 +1,5 @@
 /* The context behind every op: a kernel table, a pool, scratch, and one lock, so that several Python threads may
- * share it. PI_ENTER / PI_LEAVE stand around each op: lock and floating-point environment. */
+ * share it. pi_enter and pi_leave stand around each op: lock and floating-point environment. */
 #ifndef PI_CTX_H
 #define PI_CTX_H
 
