@@ -41,10 +41,10 @@ typedef struct {
 
 static unit find_unit(const attention_job *j, int64_t u) {
     const int parts = j->n_heads / j->heads;
-    int64_t q0 = 0, own;
+    int64_t q0 = 0, blocks;
     int s = 0;
-    for (; u >= (own = pi_ceil_div(j->tokens[s], j->block) * parts); s++) u -= own, q0 += j->tokens[s];
-    unit n = {.v = j->views[s], .tokens = j->tokens[s], .q0 = q0, .h0 = (int)(u % parts) * j->heads, .t0 = u / parts * j->block};
+    for (; u >= (blocks = pi_ceil_div(j->tokens[s], j->block)) * parts; s++) u -= blocks * parts, q0 += j->tokens[s];
+    unit n = {.v = j->views[s], .tokens = j->tokens[s], .q0 = q0, .h0 = (int)(u / blocks) * j->heads, .t0 = u % blocks * j->block};
     n.kv = n.h0 / (j->n_heads / n.v->n_kv_heads);
     n.t1 = pi_min(n.t0 + j->block, n.tokens);
     n.rows = (n.t1 - n.t0) * j->heads;
@@ -238,7 +238,7 @@ int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *co
     attention_job *j = &sj.j;
     j->heads = unit_of == PI_UNIT_HEAD ? 1 : n_heads / n_kv;
     j->dim = views[0]->head_dim;
-    j->lds = pi_ceil_div(span, PI_LANES) * PI_LANES;
+    j->lds = (pi_ceil_div(span, PI_LANES) | 1) * PI_LANES;
     j->block = pi_min(most, pi_max(1, pi_min(BLOCK_ROWS, SCORE_BYTES / 4 / j->lds) / j->heads));
     const int64_t rows = j->block * j->heads, copy = CHUNK * j->dim, shared = unit_of == PI_UNIT_SPLIT ? n_seqs * n_heads * j->lds : 0;
     j->slot_floats = (shared ? 0 : pi_ceil_div(rows * (2 * j->dim + j->lds), PI_LANES) * PI_LANES) + copy;
