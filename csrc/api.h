@@ -44,6 +44,13 @@ int pi_ctx_threads(const pi_ctx *c);
  * regions have been forked. */
 void pi_ctx_scramble(pi_ctx *c, uint32_t seed);
 int64_t pi_ctx_regions(const pi_ctx *c);
+/* For traces. out[n][3]: thread (0: the caller), from, to, by pi_clock, of what threads did in forked regions since the last call;
+ * gives how many, and notes down `room` more from now on (0: none). pi_clock: nanoseconds of a clock that only goes forward. */
+int64_t pi_ctx_spans(pi_ctx *c, int64_t *out, int64_t n, int64_t room);
+/* Likewise out[ops][2], when the last so many ops began and ended; all 0 if as many were not asked for the time before: that starts it,
+ * and 0 ends it. */
+int pi_ctx_op_times(pi_ctx *c, int64_t *out, int64_t ops);
+int64_t pi_clock(void);
 int pi_kernel_count(void);
 const char *pi_kernel_name(int i);
 const char *pi_ctx_kernel_level(const pi_ctx *c, int i); /* which level's kernel runs entry i */

@@ -37,12 +37,43 @@ void pi_ctx_free(pi_ctx *c) {
     pi_pool_free(c->pool);
     pi_arena_release(c->arena);
     free(c->scratch);
+    free(c->ticks);
     free(c);
 }
 
 const char *pi_ctx_level(const pi_ctx *c) { return c ? pi_levels[c->level].name : NULL; }
 void pi_ctx_scramble(pi_ctx *c, uint32_t seed) {
     if (c) pi_pool_scramble(c->pool, seed);
+}
+int64_t pi_ctx_spans(pi_ctx *c, int64_t *out, int64_t n, int64_t room) {
+    if (!c || n < 0 || room < 0 || (n && !out)) return 0;
+    pi_fpenv env = pi_enter(c);
+    n = pi_pool_spans(c->pool, out, n, room);
+    pi_leave(c, env, PI_OK);
+    return n;
+}
+int pi_ctx_op_times(pi_ctx *c, int64_t *out, int64_t ops) {
+    if (!c || ops < 0 || ops > INT32_MAX || (ops && !out)) return PI_EINVAL;
+    const int64_t n = 2 * ops;
+    int64_t *ticks = c->ticks;
+    if (n != c->room) {
+        ticks = n ? calloc((size_t)n, sizeof *ticks) : NULL;
+        if (n && !ticks) return PI_ENOMEM;
+    }
+    pi_lock(c); /* not an op: it is not to be noted down */
+    const int64_t tick = pi_ticks(), ns = pi_clock();
+    if (n == c->room) {
+        const double scale = tick > c->first_tick ? (double)(ns - c->first_ns) / (double)(tick - c->first_tick) : 1;
+        for (int64_t i = 0, at = c->noted; i < n; i++, at = at + 1 == n ? 0 : at + 1)
+            out[i] = c->first_ns + (int64_t)((double)(ticks[at] - c->first_tick) * scale);
+    } else {
+        free(c->ticks);
+        c->ticks = ticks, c->room = n, c->noted = 0;
+        c->first_tick = tick, c->first_ns = ns;
+        memset(out, 0, (size_t)n * sizeof *out);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return PI_OK;
 }
 int64_t pi_ctx_regions(const pi_ctx *c) { return c ? pi_pool_regions(c->pool) : 0; }
 int pi_ctx_threads(const pi_ctx *c) { return c ? pi_pool_threads(c->pool) : 0; }

@@ -172,6 +172,7 @@ void pi_pool_free(pi_pool *p);
 int pi_pool_threads(const pi_pool *p);
 int64_t pi_pool_regions(const pi_pool *p); /* forked so far */
 void pi_pool_scramble(pi_pool *p, uint32_t seed); /* from now on, ranges in another order; 0: ascending */
+int64_t pi_pool_spans(pi_pool *p, int64_t *out, int64_t n, int64_t room); /* as pi_ctx_spans */
 unsigned pi_fork_generation(void); /* counts the forks that led to this process: locks of before are void */
 /* Runs task over 0..units in disjoint ranges of at most `grain`; returns when all are done. */
 void pi_pool_run(pi_pool *p, int64_t units, int64_t grain, pi_task task, void *arg);

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "fpenv.h"
 #include "pi.h"
@@ -21,6 +22,9 @@ struct pi_pool {
     int64_t units, grain;
     int64_t regions;             /* forked so far */
     uint32_t scramble;           /* 0, or a seed: ranges are handed out in another order */
+    int64_t *spans;              /* NULL, or who worked when: [room][3] of slot, from, to */
+    int64_t room;
+    _Atomic int64_t noted;       /* spans in use; more than `room` when some found none left */
     pi_task task;
     void *arg;
     int started;                 /* workers running */
@@ -60,10 +64,25 @@ static int64_t scrambled(int64_t i, int64_t n, uint32_t seed) {
     return (i * step + seed) % n;
 }
 
+int64_t pi_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void note_span(pi_pool *p, int slot, int64_t from) {
+    int64_t at = atomic_fetch_add_explicit(&p->noted, 1, memory_order_relaxed);
+    if (at < p->room) memcpy(p->spans + 3 * at, (int64_t[]){slot, from, pi_clock()}, 3 * sizeof *p->spans);
+}
+
 static void take_ranges(pi_pool *p, int slot) {
-    for (;;) {
+    const int64_t from = p->spans ? pi_clock() : 0;
+    for (int64_t taken = 0;; taken++) {
         int64_t i = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed), n = pi_ceil_div(p->units, p->grain);
-        if (i >= n) return;
+        if (i >= n) {
+            if (p->spans && taken) note_span(p, slot, from);
+            return;
+        }
         const int64_t lo = (p->scramble ? scrambled(i, n, p->scramble) : i) * p->grain;
         p->task(p->arg, lo, pi_min(lo + p->grain, p->units), slot);
     }
@@ -135,8 +154,21 @@ void pi_pool_free(pi_pool *p) {
         pthread_cond_destroy(&p->wake);
         pthread_mutex_destroy(&p->lock);
     }
+    free(p->spans);
     free(p->workers);
     free(p);
+}
+
+int64_t pi_pool_spans(pi_pool *p, int64_t *out, int64_t n, int64_t room) {
+    const int64_t noted = pi_min(pi_min(p->noted, p->room), n);
+    if (noted > 0) memcpy(out, p->spans, (size_t)noted * 3 * sizeof *out);
+    if (room != p->room) {
+        free(p->spans);
+        p->spans = room > 0 ? malloc((size_t)room * 3 * sizeof *p->spans) : NULL;
+        p->room = p->spans ? room : 0;
+    }
+    p->noted = 0;
+    return noted;
 }
 
 void pi_pool_scramble(pi_pool *p, uint32_t seed) { p->scramble = seed; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import NUMERICS, backend, cache, engine, memory
+from .backend.tracing import Observer, TracingBackend, watched
 from .chat import ChatTemplate
 from .errors import ChatError, ClosedError, ContextOverflowError, InputError
 from .fetch import resolve
@@ -86,6 +88,8 @@ def load(
     progress: bool = True,
     schedule: Schedule | None = None,
     attention_policy: str | AttentionSchedulePolicy = "auto",
+    unfused: Sequence[str] = (),
+    observers: Sequence[Observer] = (),
 ) -> Model:
     """Loads a model: "smollm2", a path to a .gguf file, or "hf:OWNER/REPO[:QUANT or FILE]".
 
@@ -102,6 +106,9 @@ def load(
     attention_policy   for experiments, what a thread takes at a time of attention: "auto", "sequential",
                        "per-head", "per-kv-group", "split", or an AttentionSchedulePolicy. What cannot be had
                        is logged, as pyinfer.schedule.ScheduleDowngraded
+    unfused            for experiments, coarse ops to be run by their defaults, of primitive ops; "all": all
+    observers          who is told of each op, see pyinfer.observe; closed with the model. Where the logger
+                       pyinfer.ops is set to level 5 (TRACE), a CallLog is added
 
     Of all these only the model, kv_dtype and a sliding window move a logit. Raises FetchError, ModelError,
     BackendError, InputError, OutOfMemoryError for a cache that this machine cannot hold.
@@ -110,7 +117,10 @@ def load(
         raise InputError(f"schedule={schedule!r}: give pyinfer.schedule.Inline() or Pool(n)")
     policy = policy_of(attention_policy)
     path = resolve(model, progress=progress)
-    return Model(path, backend, threads, kv, kv_dtype, ctx, chunk, pack, progress, schedule, policy)
+    return Model(
+        *(path, backend, threads, kv, kv_dtype, ctx, chunk, pack, progress, schedule, policy),
+        *(unfused, observers),
+    )
 
 
 class Model:
@@ -129,9 +139,12 @@ class Model:
         progress: bool,
         schedule: Schedule | None,
         policy: AttentionSchedulePolicy,
+        unfused: Sequence[str],
+        observers: Sequence[Observer],
     ) -> None:
         _check_counts(ctx=ctx, chunk=chunk)
-        self._ops = backend.create(backend_name, threads).scheduled(schedule, policy)
+        ops = backend.create(backend_name, threads).scheduled(schedule, policy)
+        self._ops = _watched(backend.unfused(ops, *unfused) if unfused else ops, observers)
         self._file = GGUFFile(path)
         try:
             self.config = Config.from_gguf(self._file)
@@ -152,6 +165,10 @@ class Model:
             self._file.close()
             raise
         self._closed = False
+        self._watching = None
+        if isinstance(self._ops, TracingBackend):
+            self._ops.loaded(self.describe())
+            self._watching = weakref.finalize(self, self._ops.close)  # at exit too, for who does not close
 
     @property
     def backend(self) -> str:
@@ -302,6 +319,8 @@ class Model:
             self._closed = True
             self._file.close()
             del self._decoder, self._ops
+            if self._watching is not None:
+                self._watching()
 
     def __enter__(self) -> Model:
         self._open()
@@ -351,6 +370,17 @@ class Model:
     def _tokens(self, prompt: Prompt) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return engine.check_tokens(ids, self.config.n_vocab)
+
+
+def _watched(ops: backend.Backend, observers: Sequence[Observer]) -> backend.Backend:
+    """The backend itself, unless there is somebody to be told."""
+    for o in observers:
+        if not isinstance(o, Observer):
+            raise InputError(f"observers: {o!r} is no pyinfer.observe.Observer")
+    from .observe import calls
+
+    logs = [calls.CallLog()] if calls.asked_for() else []
+    return watched(ops, [*observers, *logs]) if observers or logs else ops
 
 
 def _check_counts(**values: int | None) -> None:

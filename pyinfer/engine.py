@@ -36,12 +36,14 @@ class Session:
         kv = self.cache
         chunk = max(1, len(tokens)) if kv.frozen else self.chunk
         kv.reserve(len(tokens), chunk)
+        phase = "prefill" if len(tokens) > 1 or not kv.length else "decode"
         for at in range(0, len(tokens), chunk):
             part, before = tokens[at : at + chunk], kv.length
             try:
                 if at:
                     kv.reserve(len(part))
-                logits = self._forward(part, all_logits)
+                with self.decoder.ops.span("forward", phase, len(part), before):
+                    logits = self._forward(part, all_logits)
             except BaseException:
                 kv.truncate(before)
                 raise
@@ -78,8 +80,10 @@ def generate(
         start = time.perf_counter()
         (logits,) = session.run(run)
         forward_ms.append((time.perf_counter() - start) * 1e3)
-        token = sampler.pick(logits[0])
-        yield token, sampler.logprob(logits[0], token) if logprobs else None
+        with session.decoder.ops.span("sample", "prefill" if run is prompt else "decode"):
+            token = sampler.pick(logits[0])
+            logprob = sampler.logprob(logits[0], token) if logprobs else None
+        yield token, logprob
         run = [token]
         if left > 1 and session.cache.length + 1 > session.cache.capacity:
             return
@@ -103,7 +107,8 @@ def digest(session: Session, prompt: Sequence[int], n: int) -> tuple[list[int], 
             sha.update(np.ascontiguousarray(logits, "<f4").data)
             last = logits[-1]
         if step < n:
-            run = [sampler.pick(last)]
+            with session.decoder.ops.span("sample", "decode" if step else "prefill"):
+                run = [sampler.pick(last)]
             tokens += run
     return tokens, sha.hexdigest()
 

@@ -17,9 +17,8 @@ from tiny import write_tiny
 
 from pyinfer import backend, cache, engine
 from pyinfer.backend import native
-from pyinfer.backend.base import Backend
+from pyinfer.backend.base import COARSE, Backend
 from pyinfer.backend.kv import row_bytes
-from pyinfer.backend.tracing import OPS
 from pyinfer.cache.sliding import most_blocks
 from pyinfer.engine import Session
 from pyinfer.errors import CacheFullError, ContextOverflowError, InputError
@@ -31,7 +30,6 @@ from pyinfer.sampling import Sampling
 N, PROMPT, CONTEXT = 84, 37, 256
 VOCAB, LAYERS, KV_HEADS, HEAD_DIM = 61, 2, 2, 32
 TOKENS = [int(t) for t in np.random.RandomState(3).randint(0, VOCAB, N)]
-COARSE = tuple(sorted(set(OPS) - Backend.__abstractmethods__))
 BIG = 1000  # a window that no sequence here outgrows
 
 Make = Callable[[Backend, Config, str], cache.Cache]

@@ -23,10 +23,9 @@ from tiny import write_tiny
 import pyinfer
 from pyinfer import backend, cache
 from pyinfer.backend import native
-from pyinfer.backend.base import Backend
+from pyinfer.backend.base import COARSE, Backend
 from pyinfer.backend.native import NativeBackend
 from pyinfer.backend.reference import exp, fold, fold_sum
-from pyinfer.backend.tracing import OPS
 from pyinfer.engine import Session
 from pyinfer.errors import BackendError
 from pyinfer.gguf_file import GGUFFile
@@ -34,7 +33,6 @@ from pyinfer.model import registry
 from pyinfer.model.config import SUPPORTED_TYPES
 
 LEVELS = [level for level, runs in native.levels().items() if runs]
-COARSE = tuple(sorted(set(OPS) - Backend.__abstractmethods__))
 PROMPT, STEPS = 23, 4  # tokens run at once, and one by one behind them
 
 

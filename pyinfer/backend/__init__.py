@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..errors import BackendError
-from .base import Backend, unfused
+from .base import COARSE, Backend, unfused
 from .cpus import default_threads
 from .kv import KVBufferView
-from .tracing import TracingBackend
+from .tracing import Observer, TracingBackend
 
 NAMES = ("reference", "scalar", "simd", "parallel")
 MAX_THREADS = 256
@@ -58,9 +58,11 @@ def backends() -> dict[str, str]:
 
 
 __all__ = [
+    "COARSE",
     "NAMES",
     "Backend",
     "KVBufferView",
+    "Observer",
     "TracingBackend",
     "backends",
     "check_threads",

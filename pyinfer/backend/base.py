@@ -11,11 +11,13 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
 from ..schedule import (
     INLINE,
     Assignment,
@@ -33,6 +35,11 @@ Tensor = Any
 Weight = Any
 Self = TypeVar("Self", bound="Backend")
 log = logging.getLogger(__name__)
+NOTHING = nullcontext()
+COARSE = (
+    *("matmul_many", "matmul_add", "rms_norm", "rms_norm_heads", "swiglu"),
+    *("fused_attention", "batched_attention", "kv_write"),
+)
 
 
 class Replay(Protocol):
@@ -138,6 +145,28 @@ class Backend(ABC):
         if the backend can.
         """
         return forward(), None
+
+    # ---- for those who watch (tracing.py) ------------------------------------------------------------------
+
+    def named(self, name: str, x: Tensor | Weight) -> None:
+        """Told of each tensor of a model as it is loaded, with its name in the file."""
+        return
+
+    def span(self, kind: str, phase: str, tokens: int = 0, before: int = 0) -> AbstractContextManager[None]:
+        """What the engine is at: a "forward" of `tokens` behind `before` others, or a "sample"; the phase is
+        "prefill" or "decode".
+        """
+        return NOTHING
+
+    def captured(self) -> int:
+        """C calls that this thread has captured so far."""
+        return 0
+
+    def workers(self, spans: int) -> NDArray[np.int64]:
+        """What the pool's threads did since the last call, (n, 3): thread, from, to, in nanoseconds of
+        time.perf_counter_ns; and from now on room for so many more, 0: no longer noted down.
+        """
+        return np.zeros((0, 3), np.int64)
 
     # ---- primitives ----------------------------------------------------------------------------------------
 
@@ -338,8 +367,11 @@ class Backend(ABC):
 
 
 def unfused(backend: Backend, *ops: str) -> Backend:
-    """The same backend with the named coarse ops run by their defaults."""
-    cls = type(backend)
+    """The same backend with the named coarse ops run by their defaults; "all" of them. Raises InputError."""
+    for op in ops:
+        if op not in (*COARSE, "all"):
+            raise InputError(f"there is no coarse op {op!r}; there are all, {', '.join(COARSE)}")
+    ops, cls = COARSE if "all" in ops else ops, type(backend)
     plain = type(cls.__name__, (cls,), {op: getattr(Backend, op) for op in ops})
     twin: Backend = object.__new__(plain)
     twin.__dict__.update(backend.__dict__)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,6 +104,8 @@ class NativeBackend(Backend):
             threads, f"backend {name} has {threads} thread{'s' * (threads > 1)}", splits=True
         )
         self._free: FreeLists = {}
+        self._spans, self._op_times = np.zeros((0, 3), np.int64), np.zeros((0, 2), np.int64)
+        self._clock_ahead = time.perf_counter_ns() - lib.pi_clock()  # they may count from other moments
         self._capture: Capture | None = None
         self._capturing = threading.Lock()
 
@@ -138,6 +141,34 @@ class NativeBackend(Backend):
             finally:
                 self._capture = None
         return out, replay
+
+    # ---- for those who watch -------------------------------------------------------------------------------
+
+    def captured(self) -> int:
+        capture = self._own_capture()
+        return len(capture.calls) if capture else 0
+
+    def workers(self, spans: int) -> NDArray[np.int64]:
+        room = self._spans
+        n = lib.pi_ctx_spans(self.ctx, ffi.from_buffer("int64_t[]", room), len(room), spans)
+        found = room[:n].copy()
+        if spans != len(room):
+            self._spans = np.zeros((spans, 3), np.int64)
+        found[:, 1:] += self._clock_ahead
+        return found
+
+    def op_times(self, ops: int, *, start: bool = False) -> NDArray[np.int64]:
+        """When the last C calls began and ended (ops, 2), as `workers`. start: makes sure that from now on so
+        many are noted down.
+        """
+        if start and len(self._op_times) == ops:
+            return self._op_times
+        if len(self._op_times) != ops:
+            self._op_times = np.zeros((ops, 2), np.int64)
+            self._op_times_at = ffi.from_buffer("int64_t[]", self._op_times)
+        if code := lib.pi_ctx_op_times(self.ctx, self._op_times_at, ops):
+            _fail(code, lib.pi_ctx_op_times)
+        return self._op_times + self._clock_ahead
 
     # ---- storage -------------------------------------------------------------------------------------------
 

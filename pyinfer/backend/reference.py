@@ -90,6 +90,11 @@ class Codes:
     s: F32
     m: F32 | None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, groups, n = self.code.shape
+        return rows, groups * n
+
     def matmul(self, x: F32) -> F32:
         groups, n = self.code.shape[1:]
         q, dx = quantize(x)

@@ -87,3 +87,9 @@ class Replay:
                     f"{function.__name__}: the C library refused to run again what it ran before"
                 )
         return self.out.array.copy()
+
+    def timed(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """As `run`, and when each call began and ended (n, 2)."""
+        self.ops.op_times(len(self.calls), start=True)
+        logits = self.run(tokens)
+        return logits, self.ops.op_times(len(self.calls))

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import PyinferError
-from . import backends, bench, chat, digest, generate, info, pull
-from .common import complain
+from . import backends, bench, chat, diff, digest, generate, info, plan, pull
+from .common import complain, log_at
 
 INTERRUPTED = 130  # what a shell gives for SIGINT
 BROKEN_PIPE = 141  # ... and for SIGPIPE
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _speak_utf8()
     try:
         args = _parser().parse_args(argv)
+        if level := os.environ.get("PYINFER_LOG"):
+            log_at(level)
         code: int = args.run(args)
         print(end="", flush=True)  # what cannot be written is found out here, not at interpreter exit
         return code
@@ -49,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (generate, chat, digest, bench, pull, info, backends):
+    for command in (generate, chat, digest, diff, bench, plan, pull, info, backends):
         command.add(commands)
     return parser
 

@@ -147,8 +147,7 @@ def _pyplot(file: Path) -> Any:
     """matplotlib's pyplot, without a window. Raises, before anything is measured, what would fail after."""
     if file.suffix not in PICTURES:
         raise InputError(f"--plot {file}: the name must end in one of {', '.join(PICTURES)}")
-    if not file.parent.is_dir():
-        raise InputError(f"--plot {file}: there is no folder {file.parent}")
+    common.writable("--plot", file)
     try:
         import matplotlib
     except ImportError:

@@ -19,12 +19,14 @@ def add(commands: common.Commands) -> None:
     parser.add_argument("--system", type=common.text, metavar="TEXT", help="the system message")
     common.add_engine(parser)
     common.add_sampling(parser, max_tokens=512)
+    common.add_watch(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
-    with common.load(args) as model:
+    watching = common.observers(args)
+    with common.load(args, watching) as model:
         if model.chat_template is None:
             raise ChatError(f"{model.path} has no chat template; use `pyinfer generate`")
         if terminal:
@@ -51,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
                     messages.append({"role": "assistant", "content": reply})
                     if interrupted and not terminal:
                         return 130
+        common.profiles(watching)
     return 0
 
 

@@ -3,16 +3,21 @@
 import argparse
 import contextlib
 import json
+import logging
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..errors import PyinferError
+from ..errors import InputError, PyinferError
 
 if TYPE_CHECKING:
     import pyinfer
+
+    from ..backend.tracing import Observer, TracingBackend
 
 Number = TypeVar("Number", int, float)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -103,11 +108,93 @@ def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) ->
         help="what a thread takes at a time of attention, for experiments; moves no byte (%(default)s)",
     )
     group.add_argument(
+        "--unfused",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="OP,...",
+        help="coarse ops to run by their defaults, of primitive ops; all: all of them; slower, same bytes",
+    )
+    group.add_argument(
         "--no-pack",
         dest="pack",
         action="store_false",
         help="run from the mapped file: slower, in half the memory, the same bytes",
     )
+
+
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    """What is to be seen of the run."""
+    group = parser.add_argument_group("watching")
+    group.add_argument(
+        "--trace-ops", action="store_true", help="log each call of an op to stderr, and how many there were"
+    )
+    group.add_argument("--profile", action="store_true", help="print time by phase to stderr, after the run")
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="write a trace for ui.perfetto.dev, or `pyinfer trace-view`",
+    )
+
+
+def observers(args: argparse.Namespace) -> "list[Observer]":
+    """Those that `add_watch`'s arguments ask for. Raises InputError for a file that cannot be written."""
+    if args.trace_ops:
+        log_at("trace", "pyinfer.ops")
+    if not args.profile and args.trace is None:
+        return []
+    from ..observe import ChromeTrace, PhaseProfile
+
+    found: list[Observer] = [PhaseProfile()] if args.profile else []
+    if args.trace is not None:
+        writable("--trace", args.trace)
+        found.append(ChromeTrace(args.trace, measure=_machine))
+    return found
+
+
+def _machine(ops: "TracingBackend") -> dict[str, Any]:
+    """For a trace: what this machine can do with the threads of a backend."""
+    from ..backend.native import NativeBackend
+    from ..bench import limits, machine
+
+    found = limits(ops.inner) if isinstance(ops.inner, NativeBackend) else None
+    return {"machine": machine(), "limits": asdict(found) if found else None}
+
+
+def profiles(found: "Sequence[Observer]") -> None:
+    """Prints those that were asked for, to stderr."""
+    from ..observe import PhaseProfile
+
+    for o in found:
+        if isinstance(o, PhaseProfile):
+            say(o.report())
+
+
+def writable(option: str, file: Path) -> None:
+    """Raises InputError where a file cannot be written: before a run, not after it."""
+    if not file.parent.is_dir():
+        raise InputError(f"{option} {file}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise InputError(f"{option} {file}: that is a folder; give the name of a file")
+
+
+LOG_LEVELS = {
+    "trace": 5,
+    **{name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")},
+}
+
+
+def log_at(level: str, logger: str = "pyinfer") -> None:
+    """Lets a logger of the package write to stderr from that level on. Raises InputError."""
+    if level not in LOG_LEVELS:
+        raise InputError(f"PYINFER_LOG={level!r}: there are {', '.join(LOG_LEVELS)}")
+    package = logging.getLogger("pyinfer")
+    if not package.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        package.addHandler(handler)
+        package.propagate = False
+    logging.getLogger(logger).setLevel(LOG_LEVELS[level])
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
@@ -151,7 +238,7 @@ def prompt(args: argparse.Namespace) -> str:
         raise PyinferError(f"standard input is not UTF-8 text: {error}") from None
 
 
-def load(args: argparse.Namespace) -> "pyinfer.Model":
+def load(args: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> "pyinfer.Model":
     """The model that `add_engine`'s arguments ask for."""
     import pyinfer
 
@@ -165,6 +252,8 @@ def load(args: argparse.Namespace) -> "pyinfer.Model":
         chunk=args.chunk,
         pack=args.pack,
         attention_policy=args.attention_policy,
+        unfused=args.unfused,
+        observers=observers,
     )
 
 

@@ -16,11 +16,26 @@ def add(commands: common.Commands) -> None:
         help="tokens to decode, greedily (%(default)s)",
     )
     common.add_engine(parser)
+    common.add_watch(parser)
+    parser.add_argument(
+        "--record",
+        choices=("ops",),
+        help="add a fingerprint of what every op gave for each token, for `pyinfer diff` to name the first "
+        "that differs",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    prompt = common.prompt(args)
-    with common.load(args) as model:
-        common.print_json(model.digest(prompt, args.n))
+    prompt, watching = common.prompt(args), common.observers(args)
+    record = None
+    if args.record:
+        from ..observe import OpRecord
+
+        record = OpRecord()
+        watching.append(record)
+    with common.load(args, watching) as model:
+        found = model.digest(prompt, args.n)
+        common.print_json(found | {"record": record.as_dict()} if record else found)
+        common.profiles(watching)
     return 0

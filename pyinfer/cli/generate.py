@@ -10,6 +10,7 @@ def add(commands: common.Commands) -> None:
     common.add_prompt(parser)
     common.add_engine(parser)
     common.add_sampling(parser, max_tokens=128)
+    common.add_watch(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead")
     parser.set_defaults(run=run)
 
@@ -18,8 +19,8 @@ def run(args: argparse.Namespace) -> int:
     text: list[str] = []
     tokens: list[int] = []
     finish_reason, code = None, 0
-    prompt = common.prompt(args)
-    with common.load(args) as model:
+    prompt, watching = common.prompt(args), common.observers(args)
+    with common.load(args, watching) as model:
         stream = model.stream(prompt, **common.sampling(args))
         try:
             for chunk in stream:
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(flush=True)
             common.say(common.report(model))
+            common.profiles(watching)
             return code
         metrics = model.metrics
         common.print_json(
@@ -53,4 +55,5 @@ def run(args: argparse.Namespace) -> int:
                 },
             }
         )
+        common.profiles(watching)
     return code

@@ -64,5 +64,7 @@ def load(
                 tensors[name] = ops.weight(info.type, rows, cols, data, pack=pack)
                 if pack:
                     file.drop_pages(name)
+            if name in tensors:
+                ops.named(name, tensors[name])
             bar.update(info.nbytes)
     return ARCHITECTURES[config.arch](config, ops, tensors, RopeTables(ops, config, factors))

@@ -59,7 +59,14 @@ def test_generate(models, capsys):
     assert model.closed
     assert model.options == {
         **{"model": "smollm2", "backend": "auto", "threads": None, "kv": "positional", "kv_dtype": "f16"},
-        **{"ctx": None, "chunk": None, "pack": True, "attention_policy": "auto"},
+        **{
+            "ctx": None,
+            "chunk": None,
+            "pack": True,
+            "attention_policy": "auto",
+            "unfused": (),
+            "observers": [],
+        },
     }
     defaults = {
         **{"max_tokens": 128, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -70,13 +77,20 @@ def test_generate(models, capsys):
 
 def test_every_option_reaches_the_engine(models):
     options = "-m a.gguf --backend x --threads 3 --kv sliding:9 --kv-dtype q8_0 --ctx 64 --chunk 16 --no-pack"
-    options += " --attention-policy split"
+    options += " --attention-policy split --unfused swiglu,rms_norm"
     sampling = "-n 2 --temp 0.7 --top-k 40 --top-p 0.9 --min-p 0.05 --repeat-penalty 1.1 --seed 9"
     assert main(["generate", "Hi", *options.split(), *sampling.split(), "--stop", "a b", "--stop", "c"]) == 0
     (model,) = models
     assert model.options == {
         **{"model": "a.gguf", "backend": "x", "threads": 3, "kv": "sliding:9", "kv_dtype": "q8_0"},
-        **{"ctx": 64, "chunk": 16, "pack": False, "attention_policy": "split"},
+        **{
+            "ctx": 64,
+            "chunk": 16,
+            "pack": False,
+            "attention_policy": "split",
+            "unfused": ("swiglu", "rms_norm"),
+        },
+        "observers": [],
     }
     assert model.calls[0][1] == {
         **{"max_tokens": 2, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05},

@@ -103,7 +103,7 @@ def given() -> Given:
 
 ENTRIES = [name for name in dir(lib) if name.startswith("pi_")]
 OPS = list(Given("ref").good())
-CONTEXT = ("new", "free", "level", "threads", "scramble", "regions", "kernel_level")
+CONTEXT = ("new", "free", "level", "threads", "scramble", "regions", "spans", "op_times", "kernel_level")
 OPTIONAL = {("pi_rope_table", 5), ("pi_matmul", 3), ("pi_matmul", 6)}  # pointers that may be NULL
 
 # entry -> {argument: values that are wrong there}
@@ -169,6 +169,7 @@ def test_every_op_is_here() -> None:
         "pi_level_available",
         "pi_kernel_count",
         "pi_kernel_name",
+        "pi_clock",
     }
     contexts = {f"pi_ctx_{what}" for what in CONTEXT}
     assert set(ENTRIES) == set(OPS) | asking | contexts | {"pi_weight_free", "pi_weight_bytes"}
@@ -380,6 +381,30 @@ def test_questions_about_nothing(given: Given) -> None:
     assert lib.pi_weight_bytes(NULL) == 0
     assert lib.pi_ctx_regions(NULL) == 0
     lib.pi_ctx_scramble(NULL, 1)
+
+
+def test_times(given: Given) -> None:
+    """What is asked for traces: never more than was noted or than there is room, and the last ops' times."""
+    c, out = given.c, ffi.new("int64_t[]", 64)
+    assert lib.pi_ctx_spans(NULL, out, 1, 1) == 0
+    assert lib.pi_ctx_spans(c, NULL, 1, 1) == 0
+    assert lib.pi_ctx_spans(c, out, -1, 0) == 0
+    assert lib.pi_ctx_spans(c, out, 20, -1) == 0
+    for bad in ((NULL, out, 1), (c, NULL, 1), (c, out, -1), (c, out, 2**62)):
+        assert lib.pi_ctx_op_times(*bad) == lib.PI_EINVAL
+    assert lib.pi_ctx_op_times(c, out, 3) == lib.PI_OK
+    assert list(out[0:6]) == [0] * 6
+    start = lib.pi_clock()
+    for _ in range(5):
+        lib.pi_exp(c, given.x, 5, given.y)
+    assert lib.pi_ctx_op_times(c, out, 3) == lib.PI_OK
+    assert lib.pi_ctx_op_times(c, out, 3) == lib.PI_OK  # asking is no op
+    times = list(out[0:6])
+    slack = 50_000  # of two clocks held against each other over a moment
+    assert times == sorted(times)
+    assert start - slack <= times[0]
+    assert times[5] <= lib.pi_clock() + slack
+    assert lib.pi_ctx_op_times(c, NULL, 0) == lib.PI_OK
 
 
 def test_nothing_to_do_is_no_error(given: Given) -> None:
