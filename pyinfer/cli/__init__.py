@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import PyinferError
-from . import backends, bench, chat, diff, digest, generate, info, plan, pull
+from . import backends, bench, chat, diff, digest, generate, info, plan, pull, trace_view
 from .common import complain, log_at
 
 INTERRUPTED = 130  # what a shell gives for SIGINT
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (generate, chat, digest, diff, bench, plan, pull, info, backends):
+    for command in (generate, chat, digest, diff, bench, plan, trace_view, pull, info, backends):
         command.add(commands)
     return parser
 
