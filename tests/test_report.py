@@ -24,7 +24,6 @@ from pyinfer.observe.phases import BUCKETS
 from pyinfer.observe.report import Bucket, report, running_median, spans
 from pyinfer.schedule import Pool
 
-
 DOWNGRADE = {"requested": "Pool(3)", "used": "Pool(1)", "reason": "1 thread"}
 NO_TRACES = ([], {}, 3, None, {"traceEvents": []}, {"traceEvents": [], "otherData": {}})
 NO_TIMES = ({"dur": -1}, {"dur": None}, {"ts": math.nan}, {"args": []})
