@@ -293,6 +293,7 @@ def test_labels_do_not_collide(width):
 
 def test_ticks():
     assert ticks(123.0, 5) == [0, 50, 100]
+    assert ticks(1079, 4, 961) == [1000, 1050]
     assert ticks(0.9, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
     assert log_ticks(0.4, 30, 12) == pytest.approx([0.5, 1, 2, 5, 10, 20])
     assert log_ticks(0.4, 3000, 6) == pytest.approx([1, 10, 100, 1000])

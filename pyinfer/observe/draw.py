@@ -245,12 +245,12 @@ def _label(x: float, y: float, text: str, anchor: str = "middle", kind: str | No
     return tag("text", text, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=kind)
 
 
-def ticks(high: float, about: int) -> list[float]:
-    """Round numbers from 0 to `high`, some `about` of them."""
-    raw = high / about
+def ticks(high: float, about: int, low: float = 0) -> list[float]:
+    """Round numbers from `low` to `high`, some `about` of them."""
+    raw = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * k for k in (1, 2, 5, 10) if unit * k >= raw)
-    return [step * i for i in range(int(high / step) + 1)]
+    return [step * i for i in range(math.ceil(low / step), int(high / step) + 1)]
 
 
 def log_ticks(low: float, high: float, about: int) -> list[float]:
@@ -293,8 +293,8 @@ def _rate_picture(r: Report, width: int, height: int) -> Markup:
             _line(left, y(rate), width - right, y(rate), "grid"),
             _label(left - 6, y(rate) + 4, f"{rate:,g}", "end"),
         ]
-    for context in ticks(last, max(3, width // 110)):
-        if first <= context <= last and context == int(context):
+    for context in ticks(last, max(3, width // 110), first if first < last else 0):
+        if context >= first and context == int(context):
             parts.append(_label(x(context), height - foot + 16, f"{context:,.0f}"))
     parts.append(_label((left + width - right) / 2, height - 5, "tokens in the context"))
     for s in r.steps:
@@ -384,8 +384,9 @@ def _roof_picture(r: Report, points: Sequence[tuple[str, Bucket]], width: int, h
         parts.append(_line(x(low), y(low * read), x(bend), y(bend * read), "roof"))
         text = f"memory, {_figure(read)} GB/s"
         at = (low * bend) ** 0.5 if width > NARROW else (low * bend**2) ** (1 / 3)
-        parts.append(_label(x(at) - 8, y(at * read) - 6, text, "end", None))
-        taken.append(Box(x(at) - 8 - text_width(text), y(at * read) - 6 - FONT, text_width(text), FONT + 4))
+        end = max(x(at) - 8, left + text_width(text))
+        parts.append(_label(end, y(at * read) - 6, text, "end", None))
+        taken.append(Box(end - text_width(text), y(at * read) - 6 - FONT, text_width(text), FONT + 4))
         steps = [low * (bend / low) ** (i / 40) for i in range(41)]
         taken += [Box(x(v) - 3, y(v * read) - 3, 6, 6) for v in steps]
     for peak, what in peaks:
