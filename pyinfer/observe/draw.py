@@ -383,7 +383,10 @@ def _roof_picture(r: Report, points: Sequence[tuple[str, Bucket]], width: int, h
         low = max(x0, y0 / read)
         parts.append(_line(x(low), y(low * read), x(bend), y(bend * read), "roof"))
         text = f"memory, {_figure(read)} GB/s"
-        at = (low * bend) ** 0.5 if width > NARROW else (low * bend**2) ** (1 / 3)
+        room = x0 * (x1 / x0) ** (
+            (text_width(text) + 8) / (width - left - right)
+        )  # the text ends at the slope
+        at = min(max((low * bend) ** 0.5, room), bend)
         end = max(x(at) - 8, left + text_width(text))
         parts.append(_label(end, y(at * read) - 6, text, "end", None))
         taken.append(Box(end - text_width(text), y(at * read) - 6 - FONT, text_width(text), FONT + 4))
