@@ -11,44 +11,21 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
-from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
 
 from pyinfer import backend, cache
-from pyinfer.backend.base import Backend
-from pyinfer.backend.native import NativeBackend
+from pyinfer.backend.tracing import watched
 from pyinfer.cli.bench import table
 from pyinfer.cli.common import number
 from pyinfer.engine import Session, generate
 from pyinfer.fetch import resolve
 from pyinfer.gguf_file import GGUFFile
 from pyinfer.model import registry
+from pyinfer.observe import PhaseProfile
 from pyinfer.sampling import Sampling
 from pyinfer.schedule import Inline, Pool, Schedule
 
 BUCKETS = ("attn.fused_compute", "attn.kvcache", "attn.fused_copy")
 HEAD = ("schedule / cache", *(f"{b}, ms" for b in BUCKETS), "prefill, ms", "decode, tokens/s")
-
-
-def timed(ops: NativeBackend, spent: dict[str, float]) -> NativeBackend:
-    """The same backend, which adds up what its phases take; op by op, for a replay would hide them."""
-
-    def within(bucket: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            start = time.perf_counter()
-            result = f(*args)
-            spent[bucket] += time.perf_counter() - start
-            return result
-
-        return run
-
-    kinds = {"fused_attention": 0, "kv_write": 1, "narrow_f16": 1, "concat_dim0": 2}
-    phases = {op: within(BUCKETS[i], getattr(type(ops), op)) for op, i in kinds.items()}
-    twin: NativeBackend = object.__new__(type("Timed", (type(ops),), {**phases, "capture": Backend.capture}))
-    twin.__dict__.update(ops.__dict__)
-    return twin
 
 
 def main() -> None:
@@ -60,13 +37,11 @@ def main() -> None:
     args = parser.parse_args()
 
     ops = backend.create("parallel", args.threads)
-    assert isinstance(ops, NativeBackend)
-    spent: dict[str, float] = defaultdict(float)
     schedules: dict[str, Schedule] = {"sequential": Inline(), f"pool of {args.threads}": Pool(args.threads)}
     best: dict[str, tuple[float, ...]] = {}
     answers = set()
     with GGUFFile(resolve(args.model)) as file:
-        decoder = registry.load(file, timed(ops, spent))
+        decoder = registry.load(file, watched(ops, []))
         plain, config = decoder.ops, decoder.config
         prompt = random.Random(0).choices(range(config.n_vocab), k=args.prompt)
         for _ in range(2):
@@ -76,11 +51,13 @@ def main() -> None:
                     n_ctx = args.prompt + args.generate
                     session = Session(decoder, cache.create(kind, decoder.ops, config, n_ctx, "f16"))
                     ms: list[float] = []
-                    spent.clear()
+                    profile = PhaseProfile()
+                    plain.observers[:] = [profile]
                     tokens = [t for t, _ in generate(session, prompt, args.generate, Sampling(), ms)]
                     answers.add(tuple(tokens))
                     decode = (len(ms) - 1) / sum(ms[1:]) * 1e3
-                    row = (*(spent[b] * 1e3 for b in BUCKETS), ms[0], decode)
+                    spent = (profile.ns["prefill", b] + profile.ns["decode", b] for b in BUCKETS)
+                    row = (*(ns / 1e6 for ns in spent), ms[0], decode)
                     label = f"{name} / {kind}"
                     if label not in best or sum(ms) < best[label][-1]:
                         best[label] = (*row, sum(ms))

@@ -54,6 +54,7 @@ class ChromeTrace(Observer):
 
     def loaded(self, facts: dict[str, Any]) -> None:
         self.facts = facts
+        self.ops.workers(WORKER_SPANS)  # what came with loading is let go
 
     def call(self, call: Call) -> None:
         if call.phase:  # else the model is being loaded

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli import fake
+from tiny import write_tiny
 
 import pyinfer
 from pyinfer.cli import main
@@ -421,3 +422,90 @@ def test_python_m_pyinfer():
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("usage: pyinfer [-h]")
+
+
+# plan, diff, and what is to be seen of a run ----------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.undo()  # the engine itself
+    return str(write_tiny(tmp_path / "tiny.gguf", "qwen3", type="Q8_0"))
+
+
+def test_plan(tiny, capsys):
+    assert main(["plan", tiny, "--backend", "scalar", "-p", "3"]) == 0
+    golden = Path(__file__).parents[1] / "golden" / "plan.txt"
+    assert capsys.readouterr().out == golden.read_text()
+    assert main(["plan", tiny, "--unfused", "quantum"]) == 1
+    assert "no coarse op 'quantum'" in capsys.readouterr().err
+
+
+def test_diff(tiny, tmp_path, capsys):
+    def digest(name, *options):
+        assert main(["digest", "hello", "-m", tiny, "-n", "2", *options]) == 0
+        (tmp_path / name).write_text(capsys.readouterr().out)
+        return str(tmp_path / name)
+
+    a, b = digest("a", "--record", "ops"), digest("b", "--record", "ops", "--kv-dtype", "f32")
+    c = digest("c", "--kv", "append")
+    assert main(["diff", a, a]) == 0
+    assert "\nall ops gave the same bytes at the " in capsys.readouterr().out
+    assert main(["diff", a, c]) == 0
+    assert capsys.readouterr().out.startswith("the same: ")
+    assert main(["diff", a, b]) == 1
+    assert "op fused_attention\n  kernels: scores_f16" in capsys.readouterr().out
+    assert main(["diff", c, b]) == 1
+    assert "record both runs with --record ops" in capsys.readouterr().out
+    (tmp_path / "no").write_text("{")
+    (tmp_path / "list").write_text("[]")
+    for bad, words in (
+        ("gone", "No such file"),
+        ("no", "is no JSON"),
+        ("list", "no digest"),
+        (".", "directory"),
+    ):
+        assert main(["diff", a, str(tmp_path / bad)]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["generate", "hello", "-n", "3"], ["digest", "hello", "-n", "2"]])
+def test_watching(command, tiny, tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    assert main([*command, "-m", tiny, "--profile", "--trace", str(trace)]) == 0
+    out, err = capsys.readouterr()
+    assert "\n  attn.fused_compute" in err
+    assert json.loads(trace.read_text())["otherData"]["limits"]["read_gb"] > 0
+    assert main([*command, "-m", tiny]) == 0
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("option", "env", "words"),
+    [
+        (["--trace", "/gone/trace.json"], "", "there is no folder /gone"),
+        (["--trace", "/"], "", "that is a folder"),
+        ([], "loud", "PYINFER_LOG='loud': there are trace, debug, info, warning, error"),
+    ],
+)
+def test_watching_that_cannot_be(option, env, words, models, monkeypatch, capsys):
+    if env:
+        monkeypatch.setenv("PYINFER_LOG", env)
+    assert main(["generate", "hello", *option]) == 1
+    assert words in capsys.readouterr().err
+    assert models == []  # nothing was loaded
+
+
+@pytest.mark.parametrize(("options", "env"), [(["--trace-ops"], ""), ([], "trace")])
+def test_lines(options, env, tiny, tmp_path):
+    """In a process of its own: handlers of the log stay."""
+    command = [sys.executable, "-m", "pyinfer", "generate", "hello", "-m", tiny, "-n", "2", *options]
+    done = subprocess.run(
+        command, env={**ENV, "PYINFER_LOG": env}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("TRACE pyinfer.ops: ")]
+    assert sum(" fused_attention " in line for line in lines) == 2 * 2
+    assert any(
+        line.startswith("TRACE pyinfer.ops: [PARALLEL] op invocation counts (total ") for line in lines
+    )
