@@ -157,10 +157,11 @@ class Model:
             self.metrics: Metrics | None = None
             cache.check(kv, self.config, kv_dtype)
             self._check_memory(pack)
+            # First, since what its making takes for a while shall not come on top of the weights.
+            self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
             self._decoder = registry.load(
                 self._file, self._ops, config=self.config, pack=pack, progress=progress
             )
-            self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
         except BaseException:
             self._file.close()
             raise

@@ -129,9 +129,15 @@ class GGUFFile:
             self._sha256 = digest.hexdigest()
         return self._sha256
 
-    def drop_pages(self, name: str) -> None:
-        """Lets the system take back the memory behind tensor `name`; touched, it returns from the file."""
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+    def drop_pages(self, name: str | None = None) -> None:
+        """Lets the system take back the memory behind tensor `name`, or behind all of the file; touched, it
+        returns from the file.
+        """
+        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        if name is None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+        else:
             info = self.tensors[name]
             start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)

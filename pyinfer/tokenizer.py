@@ -47,7 +47,7 @@ class _Type(IntEnum):
 
 
 # Types whose text is no part of what was written: never made from plain text, and they add nothing to it.
-_SILENT = frozenset({_Type.UNKNOWN, _Type.CONTROL, _Type.UNUSED})
+_SILENT = frozenset({int(_Type.UNKNOWN), int(_Type.CONTROL), int(_Type.UNUSED)})
 
 
 def _word_rule(digits: str) -> Any:
@@ -146,8 +146,9 @@ class Tokenizer:
         else:
             self._rust = self._build_bpe(metadata, vocab, silent)
 
-        user = {text: ids[text] for text, type_ in odd.items() if type_ == _Type.USER_DEFINED}
-        self.special_tokens = {text: ids[text] for text in silent if odd[text] != _Type.UNUSED}
+        user_defined, unused = int(_Type.USER_DEFINED), int(_Type.UNUSED)
+        user = {text: ids[text] for text, type_ in odd.items() if type_ == user_defined}
+        self.special_tokens = {text: ids[text] for text in silent if odd[text] != unused}
         self._ids = {**user, **self.special_tokens}
         self._user_pattern = _any_of(user)
         self._all_pattern = _any_of(self._ids)
@@ -384,16 +385,19 @@ def _index(tokens: Sequence[str]) -> dict[str, int]:
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     types = list(_array(metadata, "token_type", len(tokens)))
-    normal = int(_Type.NORMAL)  # nearly all are, and comparing with an enum's member is slow
-    for i, type_ in enumerate(types):
+    normal, user_defined, byte = (
+        int(_Type.NORMAL),
+        int(_Type.USER_DEFINED),
+        int(_Type.BYTE),
+    )
+    for i, (type_, text) in enumerate(zip(types, tokens, strict=True)):
         if type_ is normal:
             continue
-        text = tokens[i]
-        if type(type_) is not int or not 0 <= type_ <= _Type.BYTE:
+        if type(type_) is not int or not 0 <= type_ <= byte:
             raise ModelError(f"{_PREFIX}token_type[{i}] is {type_!r}, not one of the types 0 to 6")
-        if type_ == _Type.BYTE and not _BYTE_TOKEN.fullmatch(text):
+        if type_ == byte and not _BYTE_TOKEN.fullmatch(text):
             raise ModelError(f"{_PREFIX}tokens[{i}] is {text!r}, but its type says a byte, as in <0x0A>")
-        if type_ == _Type.USER_DEFINED and text in _END_OF_TURN:
+        if type_ == user_defined and text in _END_OF_TURN:
             types[i] = _Type.CONTROL  # mislabelled by some converters: a user who wrote it would end the turn
     return types
 

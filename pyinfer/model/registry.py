@@ -67,4 +67,6 @@ def load(
             if name in tensors:
                 ops.named(name, tensors[name])
             bar.update(info.nbytes)
+    if pack:
+        file.drop_pages()  # what the system had read ahead
     return ARCHITECTURES[config.arch](config, ops, tensors, RopeTables(ops, config, factors))
