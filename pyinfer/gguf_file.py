@@ -129,18 +129,12 @@ class GGUFFile:
             self._sha256 = digest.hexdigest()
         return self._sha256
 
-    def drop_pages(self, name: str | None = None) -> None:
-        """Lets the system take back the memory behind tensor `name`, or behind all of the file; touched, it
-        returns from the file.
+    def drop_pages(self) -> None:
+        """Lets the system take back the memory behind the file; touched, it returns. All of it, since for every
+        page that is read the system brings some of its neighbours.
         """
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        if name is None:
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
-        else:
-            info = self.tensors[name]
-            start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def close(self) -> None:
         """Unmaps the file, or leaves that to the last array from `data` still alive. Safe to call again."""

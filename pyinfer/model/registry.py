@@ -62,11 +62,9 @@ def load(
             else:
                 rows, cols = info.shape
                 tensors[name] = ops.weight(info.type, rows, cols, data, pack=pack)
-                if pack:
-                    file.drop_pages(name)
             if name in tensors:
                 ops.named(name, tensors[name])
+            if pack:
+                file.drop_pages()
             bar.update(info.nbytes)
-    if pack:
-        file.drop_pages()  # what the system had read ahead
     return ARCHITECTURES[config.arch](config, ops, tensors, RopeTables(ops, config, factors))
