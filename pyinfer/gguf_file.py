@@ -130,7 +130,7 @@ class GGUFFile:
         return self._sha256
 
     def drop_pages(self) -> None:
-        """Lets the system take back the memory behind the file; touched, it returns. All of it, since for every
+        """Lets the system take back the memory behind the file; touched, it returns. All of it, as for every
         page that is read the system brings some of its neighbours.
         """
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
