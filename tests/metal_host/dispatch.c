@@ -204,7 +204,7 @@ typedef struct {
     unsigned short writer, reader;               /* thread + 1; reader: one of them, or MANY */
     unsigned write_epoch, write_simd, read_epoch, read_simd;
 } shadow;
-enum { MANY = 0xffff };
+enum { MANY = 0xffff, ATOMIC = 2 };
 #define EVERY 0xffffffffu /* group: more than one has read */
 
 static pthread_mutex_t shadow_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -247,6 +247,7 @@ static int ordered(unsigned other, unsigned other_group, unsigned epoch, unsigne
 }
 
 static void look(uintptr_t p, unsigned n, int write, int space) {
+    if (write == ATOMIC) return;
     const thread *t = &w->threads[w->current];
     const unsigned me = t->place.index + 1;
     for (unsigned i = 0; i < n; i++) {

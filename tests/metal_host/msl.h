@@ -177,10 +177,17 @@ struct atomic_uint {
     uint mh_value;
 };
 #ifndef MH_SYNTAX
-MH_INLINE void atomic_store_explicit(device atomic_uint *p, uint v, memory_order) { __atomic_store_n(&p->mh_value, v, __ATOMIC_RELAXED); }
-MH_INLINE uint atomic_load_explicit(const device atomic_uint *p, memory_order) { return __atomic_load_n(&p->mh_value, __ATOMIC_RELAXED); }
-MH_INLINE uint atomic_fetch_or_explicit(device atomic_uint *p, uint v, memory_order) { return __atomic_fetch_or(&p->mh_value, v, __ATOMIC_RELAXED); }
-MH_INLINE uint atomic_fetch_add_explicit(device atomic_uint *p, uint v, memory_order) { return __atomic_fetch_add(&p->mh_value, v, __ATOMIC_RELAXED); }
+/* Looked at for where they are, not for who else is there. */
+#ifdef MH_CHECK
+#define MH_ATOMIC(expression) (mh_calls_of.access(p, sizeof *p, 2), expression)
+#else
+#define MH_ATOMIC(expression) expression
+#endif
+#define MH_APART static __attribute__((noinline, unused, no_sanitize("coverage")))
+MH_APART void atomic_store_explicit(device atomic_uint *p, uint v, memory_order) { MH_ATOMIC(__atomic_store_n(&p->mh_value, v, __ATOMIC_RELAXED)); }
+MH_APART uint atomic_load_explicit(const device atomic_uint *p, memory_order) { return MH_ATOMIC(__atomic_load_n(&p->mh_value, __ATOMIC_RELAXED)); }
+MH_APART uint atomic_fetch_or_explicit(device atomic_uint *p, uint v, memory_order) { return MH_ATOMIC(__atomic_fetch_or(&p->mh_value, v, __ATOMIC_RELAXED)); }
+MH_APART uint atomic_fetch_add_explicit(device atomic_uint *p, uint v, memory_order) { return MH_ATOMIC(__atomic_fetch_add(&p->mh_value, v, __ATOMIC_RELAXED)); }
 #else
 void atomic_store_explicit(device atomic_uint *p, uint v, memory_order);
 uint atomic_load_explicit(const device atomic_uint *p, memory_order);

@@ -159,7 +159,7 @@ def compile_source(source: str, folder: Path, fast_math: bool, check: bool) -> P
     if fast_math:
         flags += ["-ffast-math"]
     if check:
-        flags += ["-fsanitize-coverage=trace-loads,trace-stores", "-fno-vectorize", "-fno-slp-vectorize"]
+        flags += ["-DMH_CHECK", "-fsanitize-coverage=func,trace-loads,trace-stores", "-fno-vectorize", "-fno-slp-vectorize"]
     parts = [source, *flags, *((HERE / n).read_text() for n in ("msl.h", "runtime.h", "mslc.py"))]
     library = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if library.exists():

@@ -20,7 +20,7 @@ typedef struct {
     const unsigned char *(*elements)(void);             /* which element of an 8x8 matrix a lane's two are: [lane * 2 + i] */
     int (*lane)(void);
     void (*fail)(const char *why);
-    void (*access)(const void *p, unsigned n, int write); /* of a library compiled with checks */
+    void (*access)(const void *p, unsigned n, int write); /* of a library compiled with checks; write: 1, or 2: atomic */
 } mh_calls;
 
 /* What a compiled library says of a kernel. */
