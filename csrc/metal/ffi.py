@@ -1,5 +1,5 @@
-"""The cffi builder of `pyinfer._metal`: shim.h is both compiled and read as declarations, the kernels go in as
-one text.
+"""The cffi builder of `pyinfer._metal`: shim.h is both compiled and read as declarations, the kernels go in
+as one text.
 
 An extension of its own, so that `pyinfer._pi` is the same everywhere. Built by setup.py on macOS.
 """

@@ -46,8 +46,8 @@ def create(name: str = "auto", threads: int | None = None) -> Backend:
 def _metal(threads: int | None) -> Backend:
     try:
         from .metal import MetalBackend
-    except ImportError as error:  # its extension is built on macOS
-        raise BackendError("not macOS" if sys.platform != "darwin" else f"not built: {error}") from None
+    except ImportError:  # its extension is built on macOS
+        raise BackendError("not built" if sys.platform == "darwin" else "not macOS") from None
     return MetalBackend(threads)
 
 

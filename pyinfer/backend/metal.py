@@ -275,10 +275,11 @@ class MetalBackend(NativeBackend):
     """
 
     def __init__(
-        self, threads: int | None = None, *, small_work: int = SMALL_WORK, gpu: Gpu | None = None
+        self, threads: int | None = None, *, small_work: int | None = None, gpu: Gpu | None = None
     ) -> None:
         super().__init__("metal", chosen_level(), threads or default_threads())
-        self.gpu, self.small_work = gpu or shared_gpu(), small_work
+        self.gpu = gpu or shared_gpu()
+        self.small_work = SMALL_WORK if small_work is None else small_work
 
     def kernels(self) -> dict[str, str]:
         return super().kernels() | dict.fromkeys(KERNELS, "metal")
@@ -338,9 +339,9 @@ class MetalBackend(NativeBackend):
     def _worth(self, work: int) -> bool:
         return self.gpu.open or work >= self.small_work
 
-    # ---- encoders -------------------------------------------------------------------------------------------
-    # From the args of a C function to dispatches. They give the args with which the call can be made again, or
-    # None where it is to be made in C.
+    # ---- encoders ------------------------------------------------------------------------------------------
+    # From the args of a C function to dispatches. They give the args with which the call can be made again,
+    # or None where it is to be made in C.
 
     def _each(self, name: str, n: int, *data: Any, limit: float = 0.0) -> bool:
         """A thread to each of n values."""
@@ -565,7 +566,14 @@ def _after_the_list(name: str) -> Callable[..., Any]:
 # Where NumPy reads or writes what the GPU may not have computed yet.
 for _name in (
     *("numpy", "scale", "add_scalar", "rsqrt_elem", "transpose_2d", "broadcast_row_scalars"),
-    *("repeat_row_as_matrix", "reshape_data", "copy_2d_from_cols", "copy_2d_into_cols", "concat_dim0"),
+    *(
+        "repeat_row_as_matrix",
+        "reshape_data",
+        "copy_2d_from_cols",
+        "copy_2d_into_cols",
+        "copy_rows_2d",
+        "concat_dim0",
+    ),
 ):
     setattr(MetalBackend, _name, _after_the_list(_name))
 
