@@ -87,14 +87,14 @@ def test_names(both: Both) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", ["add", "hadamard", "silu", "swiglu"])
-def test_elements(op: str, kind: str, both: Both, subnormals: str) -> None:
+def test_kernel_elements(op: str, kind: str, both: Both, subnormals: str) -> None:
     for n in (1, 31, 256, 513):
         inputs = [values(kind, (1, n), seed) for seed in range(1 if op == "silu" else 2)]
         both.check(op, kind, n, lambda ops, inputs=inputs: getattr(ops, op)(*map(ops.tensor, inputs)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows(kind: str, both: Both, subnormals: str) -> None:
+def test_kernel_rows(kind: str, both: Both, subnormals: str) -> None:
     for rows, n in ((1, 1), (3, 31), (2, 257), (1, 1024), (2, 1030)):
         x, w = values(kind, (rows, n), 3), values("random", (1, n), 4)
         both.check(
@@ -106,7 +106,7 @@ def test_rows(kind: str, both: Both, subnormals: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rope(kind: str, both: Both, subnormals: str) -> None:
+def test_kernel_rope(kind: str, both: Both, subnormals: str) -> None:
     for dim, rot, neox, tokens in (
         (2, 2, True, 1),
         (40, 18, False, 3),
@@ -124,7 +124,7 @@ def test_rope(kind: str, both: Both, subnormals: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stem", metal.STEMS.values())
-def test_weights(stem: str, kind: str, both: Both) -> None:
+def test_kernel_weights(stem: str, kind: str, both: Both) -> None:
     """Rows about 16 and 32, tokens about 8 and 32, blocks about the chunk of 32."""
     number = next(number for number, name in metal.STEMS.items() if name == stem)
     block, type_ = (35 if stem in metal.FLOATS else BLOCK[stem.upper()]), stem.upper()
@@ -159,7 +159,7 @@ def test_weights(stem: str, kind: str, both: Both) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention(kind: str, dtype: str, both: Both, subnormals: str) -> None:
+def test_kernel_attention(kind: str, dtype: str, both: Both, subnormals: str) -> None:
     """Over several blocks; one query and several; 1 to 9 heads to a KV head; windows; over 256 keys."""
     for dim, heads, window, block, lengths in (
         (20, 1, 0, 32, (1, 1, 17)),
