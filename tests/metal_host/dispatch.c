@@ -150,7 +150,7 @@ static void count_epochs(unsigned *epoch, int flags) {
 
 static void barrier(int flags) {
     if (w->n_waiting && flags != w->barrier_flags)
-        mh_fail("kernel %s: threads meet in barriers with different mem_flags (%d and %d)", w->d->name, flags, w->barrier_flags);
+        mh_fail("kernel %s: threads meet in barriers with different mem_flags (%d and %d)", w->d->kernel->name, flags, w->barrier_flags);
     w->barrier_flags = flags;
     w->waiting[w->n_waiting++] = w->current;
     if (w->n_waiting == w->n) {
@@ -168,7 +168,7 @@ static void simd(mh_op op, void *mine, int flags) {
     const unsigned number = w->threads[w->current].place.simdgroup;
     simdgroup *s = &w->simds[number];
     if (s->arrived && (s->op != op || s->flags != flags))
-        mh_fail("kernel %s: the lanes of a SIMD group meet in different operations", w->d->name);
+        mh_fail("kernel %s: the lanes of a SIMD group meet in different operations", w->d->kernel->name);
     s->op = op, s->flags = flags;
     s->lanes[w->threads[w->current].place.lane] = mine;
     if (++s->arrived < s->size) {
@@ -201,10 +201,10 @@ static const unsigned char *elements(void) { return w->elements; }
 
 typedef struct {
     unsigned dispatch, group;                    /* when, and by which group */
-    unsigned short writer, reader;               /* thread + 1; reader: one of them, or MANY */
+    unsigned short writer, reader;               /* thread + 1; for readers see below */
     unsigned write_epoch, write_simd, read_epoch, read_simd;
 } shadow;
-enum { MANY = 0xffff, ATOMIC = 2 };
+enum { MANY = 0xffff, LANES = 0x8000, ATOMIC = 2 }; /* readers: of several SIMD groups, of one (LANES | its number) */
 #define EVERY 0xffffffffu /* group: more than one has read */
 
 static pthread_mutex_t shadow_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -228,22 +228,25 @@ static shadow *shadow_of(uintptr_t p) {
 
 static void race(const char *what, unsigned other, unsigned other_group, int space) {
     const thread *t = &w->threads[w->current];
-    if (other == MANY)
-        mh_fail("kernel %s: %s of %s memory by thread %u of threadgroup %u, which others share, with no barrier between", w->d->name, what,
+    if (other & LANES)
+        mh_fail("kernel %s: %s of %s memory by thread %u of threadgroup %u, which others share, with no barrier between", w->d->kernel->name, what,
                 space ? "threadgroup" : "device", t->place.index, w->group_number);
     if (other_group != w->group_number)
-        mh_fail("kernel %s: %s by thread %u of threadgroup %u and thread %u of threadgroup %u, which nothing orders", w->d->name, what,
+        mh_fail("kernel %s: %s by thread %u of threadgroup %u and thread %u of threadgroup %u, which nothing orders", w->d->kernel->name, what,
                 other - 1, other_group, t->place.index, w->group_number);
-    mh_fail("kernel %s: %s of %s memory by threads %u and %u of a threadgroup with no barrier between", w->d->name, what,
+    mh_fail("kernel %s: %s of %s memory by threads %u and %u of a threadgroup with no barrier between", w->d->kernel->name, what,
             space ? "threadgroup" : "device", other - 1, t->place.index);
 }
+
+/* Which SIMD group a reader or writer is of, -1 for more than one. */
+static int simdgroup_of(unsigned who) { return who == MANY ? -1 : who & LANES ? (int)(who & ~(unsigned)LANES) : (int)(who - 1) / MH_LANES; }
 
 /* Whether the current thread's access comes after one by `other` at those epochs. */
 static int ordered(unsigned other, unsigned other_group, unsigned epoch, unsigned simd_epoch, int space) {
     const thread *t = &w->threads[w->current];
     if (other_group != w->group_number) return 0;
     if (other - 1 == t->place.index || t->epoch[space] > epoch) return 1;
-    return (other - 1) / MH_LANES == t->place.simdgroup && t->simd_epoch[space] > simd_epoch;
+    return simdgroup_of(other) == (int)t->place.simdgroup && t->simd_epoch[space] > simd_epoch;
 }
 
 static void look(uintptr_t p, unsigned n, int write, int space) {
@@ -256,18 +259,16 @@ static void look(uintptr_t p, unsigned n, int write, int space) {
         if (s->writer && !ordered(s->writer, s->group, s->write_epoch, s->write_simd, space))
             race(write ? "two writes" : "a write and then a read", s->writer, s->group, space);
         if (write) {
-            if (s->reader == MANY ? s->group != w->group_number || (t->epoch[space] <= s->read_epoch) :
-                s->reader && !ordered(s->reader, s->group, s->read_epoch, s->read_simd, space))
+            if (s->reader && !ordered(s->reader, s->group, s->read_epoch, s->read_simd, space))
                 race("a read and then a write", s->reader, s->group, space);
             s->writer = (unsigned short)me, s->write_epoch = t->epoch[space], s->write_simd = t->simd_epoch[space], s->reader = 0;
             s->group = w->group_number;
         } else {
+            const int same = simdgroup_of(s->reader) == (int)t->place.simdgroup;
             if (s->reader && s->group != w->group_number) s->group = EVERY, s->reader = MANY;
-            else {
-                const int shared = s->reader == MANY ? t->epoch[space] <= s->read_epoch :
-                                   s->reader && !ordered(s->reader, s->group, s->read_epoch, s->read_simd, space);
-                s->reader = shared ? MANY : (unsigned short)me, s->group = w->group_number;
-            }
+            else if (!s->reader || ordered(s->reader, s->group, s->read_epoch, s->read_simd, space))
+                s->reader = (unsigned short)me, s->group = w->group_number;
+            else s->reader = same ? (unsigned short)(LANES | t->place.simdgroup) : MANY;
             s->read_epoch = t->epoch[space], s->read_simd = t->simd_epoch[space];
         }
     }
@@ -293,13 +294,13 @@ static void check_access(const void *at, unsigned n, int write) {
     }
     if (!write && p >= w->d->image && p < w->d->image_end) return;
     if (p >= w->group_memory - PAGE && p < w->group_memory + MH_GROUP_BYTES + PAGE)
-        mh_fail("kernel %s: thread %u %s %u bytes outside its threadgroup memory", w->d->name, t->place.index, write ? "writes" : "reads", n);
-    mh_fail("kernel %s: thread %u of group %u,%u,%u %s %u bytes at %p, outside of what is bound", w->d->name, t->place.index,
+        mh_fail("kernel %s: thread %u %s %u bytes outside its threadgroup memory", w->d->kernel->name, t->place.index, write ? "writes" : "reads", n);
+    mh_fail("kernel %s: thread %u of group %u,%u,%u %s %u bytes at %p, outside of what is bound", w->d->kernel->name, t->place.index,
             t->place.group[0], t->place.group[1], t->place.group[2], write ? "writes" : "reads", n, at);
 }
 
 static int lane_number(void) { return (int)w->threads[w->current].place.lane; }
-static void fail_in_kernel(const char *why) { mh_fail("kernel %s: %s", w->d->name, why); }
+static void fail_in_kernel(const char *why) { mh_fail("kernel %s: %s", w->d->kernel->name, why); }
 
 const mh_calls mh_runtime = {barrier, simd, elements, lane_number, fail_in_kernel, check_access};
 
@@ -355,7 +356,7 @@ static void run_group(unsigned number) {
         switch_to(&w->scheduler, &w->fibers[w->threads[i].fiber]);
     }
     if (w->finished != w->n)
-        mh_fail("kernel %s: %u of %u threads wait at a threadgroup barrier or SIMD-group operation that the others do not reach", d->name,
+        mh_fail("kernel %s: %u of %u threads wait at a threadgroup barrier or SIMD-group operation that the others do not reach", d->kernel->name,
                 w->n - w->finished, w->n);
 }
 
@@ -416,7 +417,7 @@ static void *work(void *arg) {
 
 void mh_run(const mh_dispatch *d, int flush_subnormals) {
     const uint64_t n = (uint64_t)d->groups[0] * d->groups[1] * d->groups[2];
-    if (n > UINT32_MAX) mh_fail("kernel %s: more threadgroups than this stand-in runs", d->name);
+    if (n > UINT32_MAX) mh_fail("kernel %s: more threadgroups than this stand-in runs", d->kernel->name);
     long threads = mh_setting("METAL_HOST_THREADS", 1);
     if (threads < 1) threads = 1;
     if (threads > 64) threads = 64;
@@ -434,7 +435,7 @@ void mh_run(const mh_dispatch *d, int flush_subnormals) {
         order[i - 1] = order[k], order[k] = t;
     }
     j.order = order;
-    faulty = d->name;
+    faulty = d->kernel->name;
     struct sigaction segv, bus, mine = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigaction(SIGSEGV, &mine, &segv);
     sigaction(SIGBUS, &mine, &bus);

@@ -8,7 +8,6 @@
 
 typedef struct {
     const mh_kernel *kernel;
-    const char *name;
     void *buffers[MH_BUFFERS]; /* from the offset that was set on */
     size_t bytes[MH_BUFFERS];
     size_t group_bytes[MH_GROUP_ARGS];

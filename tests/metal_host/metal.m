@@ -243,7 +243,7 @@ static int find_image(struct dl_phdr_info *info, size_t bytes, void *data) {
     [self check:"dispatchThreadgroups:"];
     if (!pipeline) mh_fail("dispatchThreadgroups: without a pipeline");
     const mh_kernel *kernel = pipeline->function->kernel;
-    const char *name = [[pipeline->function name] UTF8String];
+    const char *name = kernel->name;
     const NSUInteger sizes[6] = {groups.width, groups.height, groups.depth, threads.width, threads.height, threads.depth};
     for (int i = 0; i < 6; i++)
         if (!sizes[i] || sizes[i] > UINT32_MAX) mh_fail("kernel %s: a size of %lu in a dispatch", name, (unsigned long)sizes[i]);
@@ -255,7 +255,7 @@ static int find_image(struct dl_phdr_info *info, size_t bytes, void *data) {
     MHDispatch *dispatch = [[[MHDispatch alloc] init] autorelease];
     dispatch->pipeline = [pipeline retain];
     mh_dispatch *d = &dispatch->d;
-    d->kernel = kernel, d->name = name;
+    d->kernel = kernel;
     d->image = pipeline->function->library->image, d->image_end = pipeline->function->library->image_end;
     NSUInteger total = 0;
     for (unsigned i = 0; i < MH_GROUP_ARGS; i++) {

@@ -121,7 +121,7 @@ def callers(text: str) -> str:
             "(void *const *buffers, void *const *group_memory, const mh_place *place) "
             f"{{ (void)buffers, (void)group_memory, (void)place; {name}({', '.join(passed)}); }}\n"
             f'extern "C" __attribute__((visibility("default"))) const mh_kernel mh_kernel_{name};\n'
-            f"const mh_kernel mh_kernel_{name} = {{mh_run_{name}, {masks['buffer']}u, {masks['threadgroup']}u, "
+            f'const mh_kernel mh_kernel_{name} = {{"{name}", mh_run_{name}, {masks["buffer"]}u, {masks["threadgroup"]}u, '
             f"{most[1] if most else 0}u, {{{sizes}}}}};\n"
         )
     return "".join(out)

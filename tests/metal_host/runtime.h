@@ -25,6 +25,7 @@ typedef struct {
 
 /* What a compiled library says of a kernel. */
 typedef struct {
+    const char *name;
     void (*run)(void *const *buffers, void *const *group_memory, const mh_place *place);
     unsigned buffers, group_memory; /* which indices it declares, a bit each */
     unsigned max_threads;           /* 0, or max_total_threads_per_threadgroup */

@@ -180,10 +180,29 @@ def test_shared_reads_are_no_race(run: Run) -> None:
         for (int j = 0; j < 32; j++) sum += y[j];
         BARRIER
         y[i] = sum; }}"""
-    with pytest.raises(KernelError, match="a read and then a write of device memory|a write and then a read of device memory"):
+    with pytest.raises(KernelError, match="kernel k: a read and then a write of device memory|a write and then a read of device memory"):
         run(then_written.replace("BARRIER", ""), np.ones(32, np.int32), **CHECK)
     barrier = "threadgroup_barrier(mem_flags::mem_device);"
     assert run(then_written.replace("BARRIER", barrier), np.ones(32, np.int32), **CHECK)[0].tolist() == [32] * 32
+
+
+@pytest.mark.parametrize(("threads", "good"), [(32, True), (64, False)])
+def test_what_a_simd_group_reads_it_may_write_behind_its_barrier(run: Run, threads: int, good: bool) -> None:
+    source = f"""kernel void k(device int *y [[buffer(0)]], threadgroup int *sh [[threadgroup(0)]], {THREAD}) {{
+        sh[i] = 1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        int sum = 0;
+        for (int j = 0; j < 32; j++) sum += sh[j];
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        sh[i] = sum;
+        y[i] = sh[i];
+    }}"""
+    options: dict[str, Any] = dict(threads=(threads, 1, 1), group_bytes=256)
+    if good:
+        assert run(source, np.zeros(32, np.int32), **options, **CHECK)[0].tolist() == [32] * 32
+    else:
+        with pytest.raises(KernelError, match=r"no barrier between"):
+            run(source, np.zeros(64, np.int32), **options, **CHECK)
 
 
 # ---- SIMD groups
