@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,27 @@ def test_kernel_attention(kind: str, dtype: str, both: Both, subnormals: str) ->
         )
 
 
+@pytest.mark.parametrize("bytes_at_once", [metal.SCORE_BYTES, 4096])
+def test_kernel_attention_of_several(bytes_at_once: int, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of their own lengths and queries; their scores in one piece of memory, or in several."""
+    monkeypatch.setattr(metal, "SCORE_BYTES", bytes_at_once)
+    sequences, dim, heads = ((1, 1), (40, 30), (70, 1)), 32, 3
+    q = values("random", (sum(n for _, n in sequences), 2 * heads * dim), 12)
+
+    def call(ops: Any) -> CTensor:
+        views = []
+        for length, _ in sequences:
+            memory = ops.zeros((2, 2 * 80 * dim), "f16")
+            k, v = ([ops.part(memory, (i,), (2 * 80 * dim,))] for i in (0, 1))
+            views.append(KVBufferView(k, v, "tiles", "f16", 2, dim, 0, 80, 80))
+            ops.kv_write(
+                views[-1], *(ops.tensor(values("random", (length, 2 * dim), length + i)) for i in (0, 1))
+            )
+        return ops.batched_attention(ops.tensor(q), views, [n for _, n in sequences], 2 * heads, dim**-0.5)
+
+    both.check("attention_f16", "random", sequences, call)
+
+
 # ---- models ----------------------------------------------------------------------------------------------
 
 
@@ -285,6 +307,15 @@ def test_small_work_stays_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ops.gpu.open
     ops.numpy(y)
     assert ops.gpu.runs == runs + 1
+
+
+def test_threads_share_the_list(both: Both) -> None:
+    inputs = [values("random", (1, 300), seed) for seed in range(4)]
+    want = [chain(both.plain, x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for got, right in zip(pool.map(lambda x: chain(both.gpu, x), inputs), want, strict=True):
+                check("chain", "metal", 0, 300, got, right)
 
 
 # ---- what must be caught ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #import <Metal/Metal.h>
 
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

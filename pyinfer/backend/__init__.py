@@ -47,7 +47,8 @@ def _metal(threads: int | None) -> Backend:
     try:
         from .metal import MetalBackend
     except ImportError:  # its extension is built on macOS
-        raise BackendError("not built" if sys.platform == "darwin" else "not macOS") from None
+        why = "not built" if sys.platform == "darwin" else "not macOS"
+        raise BackendError(f"backend metal: {why}") from None
     return MetalBackend(threads)
 
 
@@ -65,7 +66,7 @@ def backends() -> dict[str, str]:
             create(name)
             found[name] = "available"
         except (BackendError, ImportError) as error:
-            found[name] = f"unavailable: {error}"
+            found[name] = "unavailable: " + str(error).removeprefix(f"backend {name}: ")
     return found
 
 
