@@ -281,6 +281,23 @@ def test_a_list_is_made_again_in_c_where_values_are_too_small(both: Both, subnor
     assert (gpu.repeated - repeated, gpu.runs - runs) == (1, 1)
 
 
+def test_memory_from_before_the_list_stays_until_it_has_run(both: Both) -> None:
+    """Its first call reads it again, though the tensor is gone."""
+
+    def call(ops: Any) -> np.ndarray:
+        x, small = ops.tensor(values("random", (1, 300), 1)), ops.tensor(values("subnormal", (1, 300), 2))
+        before = ops.add(x, x)
+        ops.numpy(ops.add(x, x))  # runs the list
+        y = ops.add(before, small)
+        del before
+        again = [ops.add(y, x) for _ in range(3)]
+        return np.concatenate([ops.numpy(t) for t in (y, *again)])
+
+    repeated = both.gpu.gpu.repeated
+    check("add", "metal", 0, 300, call(both.gpu), call(both.plain))
+    assert both.gpu.gpu.repeated == repeated + 1
+
+
 def test_memory_is_given_back(both: Both, tmp_path: Path) -> None:
     gpu = metal.shared_gpu()
     gc.collect()
