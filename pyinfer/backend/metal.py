@@ -612,7 +612,7 @@ def check(gpu: Gpu) -> None:
     """
     ops, plain = MetalBackend(1, small_work=0, gpu=gpu), NativeBackend("scalar", "ref", 1)
     for name, case in CHECKS.items():
-        for kind in ("plain", "odd"):
+        for kind in ("plain", "odd", "small"):
             repeated = gpu.repeated
             with np.errstate(all="ignore"):
                 got, want = (case(backend, Values(kind)) for backend in (ops, plain))
@@ -631,15 +631,20 @@ def check(gpu: Gpu) -> None:
 
 
 class Values:
-    """Random values of the check. odd: zeros of both signs, ties, large and subnormal ones among them."""
+    """Random values of the check. odd: zeros of both signs, ties, large and subnormal ones among them; small:
+    rows of such sizes that what is computed of them is subnormal, or nearly.
+    """
 
     def __init__(self, kind: str) -> None:
-        self.random, self.odd = np.random.RandomState(5), kind == "odd"
+        self.random, self.kind, self.odd = np.random.RandomState(5), kind, kind != "plain"
 
     def __call__(self, *shape: int, scale: float = 1.0) -> NDArray[np.float32]:
         x = (self.random.randint(-(1 << 23), 1 << 23, shape) * (2.0**-22 * scale)).astype(np.float32)
         x[x == 0] = 1
-        if self.odd:
+        if self.kind == "small":
+            sizes = self.random.choice([-130, -122, -105, -99, -90, -64, -63], (*shape[:-1], 1))
+            x = np.ldexp(x, sizes).astype(np.float32)
+        elif self.odd:
             odd = [
                 0.0,
                 -0.0,
@@ -705,9 +710,11 @@ def _elements(op: str, n_inputs: int) -> Check:
 def _rows(op: str) -> Check:
     def run(ops: NativeBackend, values: Values) -> list[NDArray[Any]]:
         results = []
-        for rows, n in ((3, 1), (2, 33), (1, 1025)):
+        for rows, n, eps in ((3, 1, 0.0), (2, 33, 1e-5), (6, 40, 0.0), (1, 1025, 1e-5)):
             x, w = ops.tensor(values(rows, n, scale=4)), ops.tensor(values(1, n))
-            results.append(ops.numpy(ops.rms_norm(x, w, 1e-5) if op == "rms_norm" else ops.softmax_rows(x)))
+            if op == "softmax" and values.kind == "small":
+                x = ops.tensor(np.linspace([-110] * rows, [0] * rows, n, dtype=np.float32, axis=1))
+            results.append(ops.numpy(ops.rms_norm(x, w, eps) if op == "rms_norm" else ops.softmax_rows(x)))
         return results
 
     return run
@@ -734,8 +741,8 @@ def _weights(stem: str, tokens: Sequence[int], most: int) -> Check:
                 results.append(ops.numpy(ops.gather_rows(w, [rows - 1, 0, 3])))
             for n in tokens:
                 x, residual = ops.tensor(values(n, cols)), ops.tensor(values(n, rows))
-                y = ops.matmul_many(x, [w])[0], ops.matmul_add(x, w, residual)
-                results += [ops.numpy(part) for part in y]
+                results.append(ops.numpy(ops.matmul_many(x, [w])[0]))  # in a list of its own
+                results.append(ops.numpy(ops.matmul_add(x, w, residual)))
         return results
 
     return run
