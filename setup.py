@@ -1,5 +1,8 @@
-"""Builds the C library as one cffi extension (csrc/ffi.py); all else of the package is in pyproject.toml."""
+"""Builds the C library as one cffi extension (csrc/ffi.py), and on macOS the Metal shim as another
+(csrc/metal/ffi.py); all else of the package is in pyproject.toml.
+"""
 
+import sys
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -24,6 +27,6 @@ class BuildExt(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildExt},
-    cffi_modules=["csrc/ffi.py:ffi"],
+    cffi_modules=["csrc/ffi.py:ffi", *(["csrc/metal/ffi.py:ffi"] if sys.platform == "darwin" else [])],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

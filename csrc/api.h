@@ -59,6 +59,9 @@ const char *pi_ctx_kernel_level(const pi_ctx *c, int i); /* which level's kernel
 int pi_weight_new(pi_ctx *c, int type, int64_t rows, int64_t cols, const void *src, int64_t src_bytes, int pack, pi_weight **out);
 void pi_weight_free(pi_weight *w);
 int64_t pi_weight_bytes(const pi_weight *w); /* of the packed copy, or of src */
+/* Where a packed matrix lies, for whoever reads it beside C: data, the distance between its row groups, and the pages around it,
+ * which are there as long as the weight. PI_EINVAL for one that is not packed. */
+int pi_weight_memory(const pi_weight *w, void **data, int64_t *group_bytes, void **pages, int64_t *page_bytes);
 int pi_gather_rows(pi_ctx *c, const pi_weight *w, const int32_t *ids, int64_t n, float *y);
 
 /* y_i[t] = w_i x[t] for up to three matrices over the same input rows; w1 and w2 may be NULL. add: NULL, or what is

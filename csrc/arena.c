@@ -54,3 +54,8 @@ void pi_arena_release(pi_arena *a) {
     munmap(a->base, a->bytes);
     free(a);
 }
+
+int64_t pi_arena_pages(const pi_arena *a, void **base) {
+    *base = a->base;
+    return (int64_t)a->bytes;
+}

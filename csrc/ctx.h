@@ -75,6 +75,7 @@ void *pi_alloc(size_t bytes);
 typedef struct pi_arena pi_arena;
 uint8_t *pi_arena_alloc(pi_arena **current, size_t bytes, pi_arena **owner);
 void pi_arena_release(pi_arena *a);
+int64_t pi_arena_pages(const pi_arena *a, void **base); /* all of its memory, whole pages, in bytes */
 
 /* Elementwise work below this many values is not worth a fork. */
 enum { PI_FORK_VALUES = 16384 };

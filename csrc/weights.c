@@ -55,6 +55,13 @@ void pi_weight_free(pi_weight *w) {
 
 int64_t pi_weight_bytes(const pi_weight *w) { return !w ? 0 : w->data ? w->groups * w->group_bytes : w->rows * row_bytes(w); }
 
+int pi_weight_memory(const pi_weight *w, void **data, int64_t *group_bytes, void **pages, int64_t *page_bytes) {
+    if (!w || !w->data || !data || !group_bytes || !pages || !page_bytes) return PI_EINVAL;
+    *data = w->data, *group_bytes = w->group_bytes;
+    *page_bytes = pi_arena_pages(w->arena, pages);
+    return PI_OK;
+}
+
 int pi_gather_rows(pi_ctx *c, const pi_weight *w, const int32_t *ids, int64_t n, float *y) {
     if (!c || !w || n < 0 || (n && (!ids || !y))) return PI_EINVAL;
     for (int64_t i = 0; i < n; i++)

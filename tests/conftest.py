@@ -1,5 +1,6 @@
 """Which pyinfer is tested: said in the head of every run, and the one that child processes find too."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,11 @@ import pyinfer
 from pyinfer import backend
 
 FOLDER = Path(pyinfer.__file__).parent
+
+# The GPU's extension is built on macOS, and in metal_host/, which has tests of its own.
+collect_ignore = ["metal_host"]
+if importlib.util.find_spec("pyinfer._metal") is None:
+    collect_ignore.append("test_metal.py")
 
 # A shell that starts the tests in the background has interrupts ignored, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
