@@ -172,7 +172,11 @@ def test_every_op_is_here() -> None:
         "pi_clock",
     }
     contexts = {f"pi_ctx_{what}" for what in CONTEXT}
-    assert set(ENTRIES) == set(OPS) | asking | contexts | {"pi_weight_free", "pi_weight_bytes"}
+    assert set(ENTRIES) == set(OPS) | asking | contexts | {
+        "pi_weight_free",
+        "pi_weight_bytes",
+        "pi_weight_memory",
+    }
 
 
 @pytest.mark.parametrize("entry", OPS)
