@@ -47,8 +47,19 @@ def link(out: Path, sources: Sequence[Path], *flags: str) -> None:
 def build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / "pyinfer"
-    shutil.copytree(TOP / "pyinfer", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"), dirs_exist_ok=True)
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(folder), "--build-temp", str(folder / "objects")]
+    shutil.copytree(
+        TOP / "pyinfer", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"), dirs_exist_ok=True
+    )
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "build_ext",
+        "--build-lib",
+        str(folder),
+        "--build-temp",
+        str(folder / "objects"),
+    ]
     subprocess.run(command, cwd=TOP, check=True)
     os.chdir(TOP)  # as setup.py has it, for the paths in ffi.py
     ffi = runpy.run_path("csrc/metal/ffi.py")["ffi"]

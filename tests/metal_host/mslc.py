@@ -76,7 +76,9 @@ def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, in
             raise SourceError(f"kernel {kernel}: {name}({i}): the index must be 0 to 30")
         space = {"buffer": r"\b(device|constant)\b", "threadgroup": r"\bthreadgroup\b"}[name]
         if not re.search(space, type_) or type_[-1] not in "*&":
-            raise SourceError(f"kernel {kernel}: {name}({i}) is not a pointer or reference of its address space: {type_}")
+            raise SourceError(
+                f"kernel {kernel}: {name}({i}) is not a pointer or reference of its address space: {type_}"
+            )
         element = type_[:-1]
         of = "buffers" if name == "buffer" else "group_memory"
         return f"{'*' if type_[-1] == '&' else ''}({element}*){of}[{i}]", name, i, element
@@ -86,7 +88,9 @@ def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, in
         return f"({type_})({NUMBERS[name]})", "", 0, ""
     if name in POSITIONS:
         if not re.fullmatch(r"u(int|short)[23]?", type_):
-            raise SourceError(f"kernel {kernel}: [[{name}]] is a uint or ushort, or a vector of 2 or 3, not {type_}")
+            raise SourceError(
+                f"kernel {kernel}: [[{name}]] is a uint or ushort, or a vector of 2 or 3, not {type_}"
+            )
         seen[name] = type_
         width = int(type_[-1]) if type_[-1] in "23" else 1
         values = ", ".join(f"place->{POSITIONS[name]}[{k}]" for k in range(width))
@@ -97,7 +101,9 @@ def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, in
 def callers(text: str) -> str:
     """For each kernel a function that calls it, and its description. Not looked at by the checks of accesses."""
     out = []
-    for m in re.finditer(r"((?:\[\[[^\]]*\]\]\s*)*)\bkernel\s+((?:\[\[[^\]]*\]\]\s*)*)void\s+(\w+)\s*\(", text):
+    for m in re.finditer(
+        r"((?:\[\[[^\]]*\]\]\s*)*)\bkernel\s+((?:\[\[[^\]]*\]\]\s*)*)void\s+(\w+)\s*\(", text
+    ):
         name, seen = m[3], dict[str, str]()
         most = re.search(r"max_total_threads_per_threadgroup\s*\(\s*(\d+)", m[1] + m[2])
         passed, masks, least = [], {"buffer": 0, "threadgroup": 0}, {}
@@ -111,7 +117,9 @@ def callers(text: str) -> str:
             if kind == "buffer" and element.split()[-1] != "void":
                 least[i] = f"sizeof({element})"
         if len({t[-1] if t[-1] in "23" else "1" for t in seen.values()}) > 1:
-            raise SourceError(f"kernel {name}: position attributes differ in their number of components: {seen}")
+            raise SourceError(
+                f"kernel {name}: position attributes differ in their number of components: {seen}"
+            )
         for a, b in SAME_TYPE:
             if a in seen and b in seen and seen[a] != seen[b]:
                 raise SourceError(f"kernel {name}: [[{a}]] and [[{b}]] are of one type")
@@ -153,13 +161,39 @@ def target_flags() -> list[str]:
 
 
 def compile_source(source: str, folder: Path, fast_math: bool, check: bool) -> Path:
-    flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fsigned-char", "-fno-exceptions", "-fno-rtti", "-fno-builtin"]
-    flags += ["-Xclang", "-ffloat16-excess-precision=none", "-ffp-contract=on", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function"]
-    flags += ["-Wno-unused-const-variable", "-Wno-duplicate-decl-specifier", "-Werror=c++17-extensions", *target_flags()]
+    flags = [
+        "-O2",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-fsigned-char",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-builtin",
+    ]
+    flags += [
+        "-Xclang",
+        "-ffloat16-excess-precision=none",
+        "-ffp-contract=on",
+        "-fno-strict-aliasing",
+        "-Wall",
+        "-Wno-unused-function",
+    ]
+    flags += [
+        "-Wno-unused-const-variable",
+        "-Wno-duplicate-decl-specifier",
+        "-Werror=c++17-extensions",
+        *target_flags(),
+    ]
     if fast_math:
         flags += ["-ffast-math"]
     if check:
-        flags += ["-DMH_CHECK", "-fsanitize-coverage=func,trace-loads,trace-stores", "-fno-vectorize", "-fno-slp-vectorize"]
+        flags += [
+            "-DMH_CHECK",
+            "-fsanitize-coverage=func,trace-loads,trace-stores",
+            "-fno-vectorize",
+            "-fno-slp-vectorize",
+        ]
     parts = [source, *flags, *((HERE / n).read_text() for n in ("msl.h", "runtime.h", "mslc.py"))]
     library = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if library.exists():
@@ -172,8 +206,20 @@ def compile_source(source: str, folder: Path, fast_math: bool, check: bool) -> P
     extra = callers(re.sub(r"^#.*$", "", text, flags=re.M))
     plain = re.sub(r"\[\[[^\]]*\]\]", "", text)
     plain = re.sub(rf"\b({VECTOR})\s*\(", r"mh_make<\1>(", plain)
-    spaces = ["-cl-std=clc++2021", "-target", "spir64", "-fsyntax-only", "-w", "-cl-no-stdinc", "-DMH_SYNTAX", f"-I{HERE}"]
-    spaces += ["-Xclang", "-cl-ext=-__opencl_c_generic_address_space,-__opencl_c_pipes,-__opencl_c_device_enqueue,+cl_khr_fp16,+cl_khr_fp64"]
+    spaces = [
+        "-cl-std=clc++2021",
+        "-target",
+        "spir64",
+        "-fsyntax-only",
+        "-w",
+        "-cl-no-stdinc",
+        "-DMH_SYNTAX",
+        f"-I{HERE}",
+    ]
+    spaces += [
+        "-Xclang",
+        "-cl-ext=-__opencl_c_generic_address_space,-__opencl_c_pipes,-__opencl_c_device_enqueue,+cl_khr_fp16,+cl_khr_fp64",
+    ]
     clang("-x", "clcpp", *spaces, "-include", str(HERE / "msl.h"), "-", text=plain)
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = library.with_suffix(f".{os.getpid()}")
@@ -185,13 +231,29 @@ def compile_source(source: str, folder: Path, fast_math: bool, check: bool) -> P
             for kind, write in (("load", 0), ("store", 1))
             for n in (1, 2, 4, 8, 16)
         )
-    clang("-x", "c++", "-std=c++14", *flags, f"-I{HERE}", "-include", str(HERE / "msl.h"), "-", "-o", str(unfinished), text=whole)
+    clang(
+        "-x",
+        "c++",
+        "-std=c++14",
+        *flags,
+        f"-I{HERE}",
+        "-include",
+        str(HERE / "msl.h"),
+        "-",
+        "-o",
+        str(unfinished),
+        text=whole,
+    )
     unfinished.rename(library)
     return library
 
 
 if __name__ == "__main__":
     try:
-        print(compile_source(sys.stdin.read(), Path(sys.argv[-1]), "--fast-math" in sys.argv, "--check" in sys.argv))
+        print(
+            compile_source(
+                sys.stdin.read(), Path(sys.argv[-1]), "--fast-math" in sys.argv, "--check" in sys.argv
+            )
+        )
     except SourceError as error:
         sys.exit(str(error))
