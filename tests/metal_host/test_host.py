@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the sources of kernels)
 """The stand-in for Metal: that it computes, that it refuses what Metal refuses, and that it shows what a GPU may or may not show.
 
 Run by path, where clang 16 and GNUstep are installed: pytest tests/metal_host/test_host.py (tools/metal.sh does).
@@ -192,7 +193,7 @@ def test_shared_reads_are_no_race(run: Run) -> None:
         y[i] = sum; }}"""
     with pytest.raises(
         KernelError,
-        match="kernel k: a read and then a write of device memory|a write and then a read of device memory",
+        match=r"kernel k: a read and then a write of device memory|a write and then a read of device memory",
     ):
         run(then_written.replace("BARRIER", ""), np.ones(32, np.int32), **CHECK)
     barrier = "threadgroup_barrier(mem_flags::mem_device);"
@@ -368,13 +369,13 @@ def test_fast_math_shows(run: Run) -> None:
 @pytest.mark.parametrize("flush", [False, True])
 def test_subnormals(run: Run, flush: bool) -> None:
     """Kept, or flushed on every host thread and behind every switch of fibers; those of half stay."""
-    source = f"""kernel void k(device float *y [[buffer(0)]], device const half *h [[buffer(1)]], device float *z [[buffer(2)]],
-        uint i [[thread_position_in_grid]]) {{
+    source = """kernel void k(device float *y [[buffer(0)]], device const half *h [[buffer(1)]], device float *z [[buffer(2)]],
+        uint i [[thread_position_in_grid]]) {
         y[i] = y[i] * 0.5f;
         z[i] = float(h[0]);
         threadgroup_barrier(mem_flags::mem_device);
         y[i] = y[i] * simd_max(2.0f);
-    }}"""
+    }"""
     tiny, h = np.full(128, 2.0**-126, np.float32), np.array([2.0**-24], np.float16)
     environment = {"METAL_HOST_FTZ": str(int(flush)), "METAL_HOST_THREADS": "2"}
     y, _, z = run(source, tiny, h, np.zeros(128, np.float32), groups=(4, 1, 1), **environment)
