@@ -1,8 +1,8 @@
 """A pyinfer with the metal backend on Linux: python tests/metal_host/build.py FOLDER, then PYTHONPATH=FOLDER.
 
-The package is what setup.py builds; beside it comes `pyinfer._metal`, of the shipped shim and kernels as they
-are, against the stand-in. Needs clang 16, GNUstep's base library and gcc's Objective-C runtime (tools/metal.sh
-installs them by name); runs in an environment with pyinfer's build requirements.
+The package is what setup.py builds; beside it comes `pyinfer._metal`, of the shipped shim and kernels as
+they are, against the stand-in. Needs clang 16, GNUstep's base library and gcc's Objective-C runtime
+(tools/metal.sh installs them by name); runs in an environment with pyinfer's build requirements.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Compiles Metal Shading Language for this machine: mslc.py [--fast-math] [--check] FOLDER < source.
 
-Prints the library's path. The source is preprocessed, its attributes are read and taken out, and to each kernel a
-function is added that calls it with what the runtime has bound (runtime.h, mh_kernel). What comes out is kept in
-FOLDER under a hash of all that went in. Status 1 and the compiler's messages on standard error for a source that
-Metal would refuse, as far as this can tell:
+Prints the library's path. The source is preprocessed, its attributes are read and taken out, and to each
+kernel a function is added that calls it with what the runtime has bound (runtime.h, mh_kernel). What comes
+out is kept in FOLDER under a hash of all that went in. Status 1 and the compiler's messages on standard
+error for a source that Metal would refuse, as far as this can tell:
 
 - a first pass, as another language that clang knows address spaces of, finds pointers and references of the
   wrong space;
@@ -33,7 +33,8 @@ NUMBERS = {
     "thread_index_in_simdgroup": "place->lane",
     "simdgroup_index_in_threadgroup": "place->simdgroup",
     "threads_per_simdgroup": "32u",
-    "simdgroups_per_threadgroup": "(place->group_size[0] * place->group_size[1] * place->group_size[2] + 31) / 32",
+    "simdgroups_per_threadgroup": "(place->group_size[0] * place->group_size[1] * place->group_size[2] + 31) "
+    "/ 32",
 }
 SAME_TYPE = [("thread_position_in_threadgroup", "threads_per_threadgroup")]
 
