@@ -20,10 +20,10 @@ if ! { command -v clang++-16 && command -v gnustep-config && [ -e /usr/include/G
 fi
 
 export METAL_HOST_CACHE=$dir/kernels
-tested() { # what it is; pytest's arguments. A test that skips did not run.
+tested() { # what it is; pytest's arguments. A test that skips did not run. (What the stand-in says before it aborts is for the terminal.)
     echo "== metal: $1"
     shift
-    PYTHONPATH=$dir/build python -m pytest -q -p no:cacheprovider --junitxml="$tmp/report.xml" "$@"
+    PYTHONPATH=$dir/build python -m pytest -q --capture=sys -p no:cacheprovider --junitxml="$tmp/report.xml" "$@"
     python - "$tmp/report.xml" <<'PY'
 import sys
 import xml.etree.ElementTree as ET

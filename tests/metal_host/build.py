@@ -1,8 +1,8 @@
 """A pyinfer with the metal backend on Linux: python tests/metal_host/build.py FOLDER, then PYTHONPATH=FOLDER.
 
-The package is what setup.py builds; beside it comes `pyinfer._metal`, of the shipped shim and kernels as they are, against the
-stand-in. Needs clang 16, GNUstep's base library and gcc's Objective-C runtime (tools/metal.sh installs them by name); runs in an
-environment with pyinfer's build requirements.
+The package is what setup.py builds; beside it comes `pyinfer._metal`, of the shipped shim and kernels as
+they are, against the stand-in. Needs clang 16, GNUstep's base library and gcc's Objective-C runtime
+(tools/metal.sh installs them by name); runs in an environment with pyinfer's build requirements.
 """
 
 import os
@@ -47,8 +47,11 @@ def link(out: Path, sources: Sequence[Path], *flags: str) -> None:
 def build(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / "pyinfer"
-    shutil.copytree(TOP / "pyinfer", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"), dirs_exist_ok=True)
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(folder), "--build-temp", str(folder / "objects")]
+    shutil.copytree(
+        TOP / "pyinfer", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"), dirs_exist_ok=True
+    )
+    where = ["--build-lib", str(folder), "--build-temp", str(folder / "objects")]
+    command = [sys.executable, "setup.py", "-q", "build_ext", *where]
     subprocess.run(command, cwd=TOP, check=True)
     os.chdir(TOP)  # as setup.py has it, for the paths in ffi.py
     ffi = runpy.run_path("csrc/metal/ffi.py")["ffi"]

@@ -130,13 +130,15 @@ typedef struct {
 
 static __thread worker *w;
 
+/* `w` is read once: the worker stays, but the host thread that has it is another one at the next dispatch. */
 static void fiber(void) {
+    worker *const mine = w;
     for (;;) {
-        thread *t = &w->threads[w->current];
-        w->d->kernel->run(w->d->buffers, w->blocks, &t->place);
-        w->finished++;
-        w->idle[w->n_idle++] = t->fiber;
-        switch_to(&w->fibers[t->fiber], &w->scheduler);
+        thread *t = &mine->threads[mine->current];
+        mine->d->kernel->run(mine->d->buffers, mine->blocks, &t->place);
+        mine->finished++;
+        mine->idle[mine->n_idle++] = t->fiber;
+        switch_to(&mine->fibers[t->fiber], &mine->scheduler);
     }
 }
 

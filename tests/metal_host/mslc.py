@@ -1,10 +1,12 @@
-"""Compiles Metal Shading Language for this machine: mslc.py [--fast-math] [--check] FOLDER < source, prints the library's path.
+"""Compiles Metal Shading Language for this machine: mslc.py [--fast-math] [--check] FOLDER < source.
 
-The source is preprocessed, its attributes are read and taken out, and to each kernel a function is added that calls it with what
-the runtime has bound (runtime.h, mh_kernel). What comes out is kept in FOLDER under a hash of all that went in. Status 1 and the
-compiler's messages on standard error for a source that Metal would refuse, as far as this can tell:
+Prints the library's path. The source is preprocessed, its attributes are read and taken out, and to each
+kernel a function is added that calls it with what the runtime has bound (runtime.h, mh_kernel). What comes
+out is kept in FOLDER under a hash of all that went in. Status 1 and the compiler's messages on standard
+error for a source that Metal would refuse, as far as this can tell:
 
-- a first pass, as another language that clang knows address spaces of, finds pointers and references of the wrong space;
+- a first pass, as another language that clang knows address spaces of, finds pointers and references of the
+  wrong space;
 - C++14, as MSL is, with no hexadecimal floats;
 - the position attributes of one kernel agree in their number of components.
 """
@@ -31,7 +33,8 @@ NUMBERS = {
     "thread_index_in_simdgroup": "place->lane",
     "simdgroup_index_in_threadgroup": "place->simdgroup",
     "threads_per_simdgroup": "32u",
-    "simdgroups_per_threadgroup": "(place->group_size[0] * place->group_size[1] * place->group_size[2] + 31u) / 32u",
+    "simdgroups_per_threadgroup": "(place->group_size[0] * place->group_size[1] * place->group_size[2] + 31) "
+    "/ 32",
 }
 SAME_TYPE = [("thread_position_in_threadgroup", "threads_per_threadgroup")]
 
@@ -62,7 +65,7 @@ def closing(text: str, start: int) -> int:
 
 
 def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, int, str]:
-    """An argument of a kernel: what to pass, its kind (buffer, threadgroup or ""), index, type of one element."""
+    """An argument of a kernel: what to pass, its kind (buffer, threadgroup or ""), index, element type."""
     attribute = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\w+)\s*\))?\s*\]\]", text)
     if not attribute:
         raise SourceError(f"kernel {kernel}: argument without an attribute: {text}")
@@ -76,7 +79,9 @@ def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, in
             raise SourceError(f"kernel {kernel}: {name}({i}): the index must be 0 to 30")
         space = {"buffer": r"\b(device|constant)\b", "threadgroup": r"\bthreadgroup\b"}[name]
         if not re.search(space, type_) or type_[-1] not in "*&":
-            raise SourceError(f"kernel {kernel}: {name}({i}) is not a pointer or reference of its address space: {type_}")
+            raise SourceError(
+                f"kernel {kernel}: {name}({i}) is not a pointer or reference of its address space: {type_}"
+            )
         element = type_[:-1]
         of = "buffers" if name == "buffer" else "group_memory"
         return f"{'*' if type_[-1] == '&' else ''}({element}*){of}[{i}]", name, i, element
@@ -86,7 +91,9 @@ def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, in
         return f"({type_})({NUMBERS[name]})", "", 0, ""
     if name in POSITIONS:
         if not re.fullmatch(r"u(int|short)[23]?", type_):
-            raise SourceError(f"kernel {kernel}: [[{name}]] is a uint or ushort, or a vector of 2 or 3, not {type_}")
+            raise SourceError(
+                f"kernel {kernel}: [[{name}]] is a uint or ushort, or a vector of 2 or 3, not {type_}"
+            )
         seen[name] = type_
         width = int(type_[-1]) if type_[-1] in "23" else 1
         values = ", ".join(f"place->{POSITIONS[name]}[{k}]" for k in range(width))
@@ -95,9 +102,11 @@ def argument(kernel: str, text: str, seen: dict[str, str]) -> tuple[str, str, in
 
 
 def callers(text: str) -> str:
-    """For each kernel a function that calls it, and its description. Not looked at by the checks of accesses."""
+    """For each kernel a function that calls it, which no check looks at, and its description."""
     out = []
-    for m in re.finditer(r"((?:\[\[[^\]]*\]\]\s*)*)\bkernel\s+((?:\[\[[^\]]*\]\]\s*)*)void\s+(\w+)\s*\(", text):
+    for m in re.finditer(
+        r"((?:\[\[[^\]]*\]\]\s*)*)\bkernel\s+((?:\[\[[^\]]*\]\]\s*)*)void\s+(\w+)\s*\(", text
+    ):
         name, seen = m[3], dict[str, str]()
         most = re.search(r"max_total_threads_per_threadgroup\s*\(\s*(\d+)", m[1] + m[2])
         passed, masks, least = [], {"buffer": 0, "threadgroup": 0}, {}
@@ -111,7 +120,9 @@ def callers(text: str) -> str:
             if kind == "buffer" and element.split()[-1] != "void":
                 least[i] = f"sizeof({element})"
         if len({t[-1] if t[-1] in "23" else "1" for t in seen.values()}) > 1:
-            raise SourceError(f"kernel {name}: position attributes differ in their number of components: {seen}")
+            raise SourceError(
+                f"kernel {name}: position attributes differ in their number of components: {seen}"
+            )
         for a, b in SAME_TYPE:
             if a in seen and b in seen and seen[a] != seen[b]:
                 raise SourceError(f"kernel {name}: [[{a}]] and [[{b}]] are of one type")
@@ -121,8 +132,8 @@ def callers(text: str) -> str:
             "(void *const *buffers, void *const *group_memory, const mh_place *place) "
             f"{{ (void)buffers, (void)group_memory, (void)place; {name}({', '.join(passed)}); }}\n"
             f'extern "C" __attribute__((visibility("default"))) const mh_kernel mh_kernel_{name};\n'
-            f'const mh_kernel mh_kernel_{name} = {{"{name}", mh_run_{name}, {masks["buffer"]}u, {masks["threadgroup"]}u, '
-            f"{most[1] if most else 0}u, {{{sizes}}}}};\n"
+            f'const mh_kernel mh_kernel_{name} = {{"{name}", mh_run_{name}, {masks["buffer"]}u, '
+            f"{masks['threadgroup']}u, {most[1] if most else 0}u, {{{sizes}}}}};\n"
         )
     return "".join(out)
 
@@ -153,13 +164,28 @@ def target_flags() -> list[str]:
 
 
 def compile_source(source: str, folder: Path, fast_math: bool, check: bool) -> Path:
-    flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fsigned-char", "-fno-exceptions", "-fno-rtti", "-fno-builtin"]
-    flags += ["-Xclang", "-ffloat16-excess-precision=none", "-ffp-contract=on", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function"]
-    flags += ["-Wno-unused-const-variable", "-Wno-duplicate-decl-specifier", "-Werror=c++17-extensions", *target_flags()]
+    flags = [
+        "-O2",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-fsigned-char",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-builtin",
+    ]
+    flags += ["-Xclang", "-ffloat16-excess-precision=none", "-ffp-contract=on", "-fno-strict-aliasing"]
+    flags += ["-Wall", "-Wno-unused-function", "-Wno-unused-const-variable", "-Wno-duplicate-decl-specifier"]
+    flags += ["-Werror=c++17-extensions", *target_flags()]
     if fast_math:
         flags += ["-ffast-math"]
     if check:
-        flags += ["-DMH_CHECK", "-fsanitize-coverage=func,trace-loads,trace-stores", "-fno-vectorize", "-fno-slp-vectorize"]
+        flags += [
+            "-DMH_CHECK",
+            "-fsanitize-coverage=func,trace-loads,trace-stores",
+            "-fno-vectorize",
+            "-fno-slp-vectorize",
+        ]
     parts = [source, *flags, *((HERE / n).read_text() for n in ("msl.h", "runtime.h", "mslc.py"))]
     library = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if library.exists():
@@ -172,26 +198,39 @@ def compile_source(source: str, folder: Path, fast_math: bool, check: bool) -> P
     extra = callers(re.sub(r"^#.*$", "", text, flags=re.M))
     plain = re.sub(r"\[\[[^\]]*\]\]", "", text)
     plain = re.sub(rf"\b({VECTOR})\s*\(", r"mh_make<\1>(", plain)
-    spaces = ["-cl-std=clc++2021", "-target", "spir64", "-fsyntax-only", "-w", "-cl-no-stdinc", "-DMH_SYNTAX", f"-I{HERE}"]
-    spaces += ["-Xclang", "-cl-ext=-__opencl_c_generic_address_space,-__opencl_c_pipes,-__opencl_c_device_enqueue,+cl_khr_fp16,+cl_khr_fp64"]
-    clang("-x", "clcpp", *spaces, "-include", str(HERE / "msl.h"), "-", text=plain)
+    features = "-__opencl_c_generic_address_space,-__opencl_c_pipes,-__opencl_c_device_enqueue"
+    spaces = [
+        "-x",
+        "clcpp",
+        "-cl-std=clc++2021",
+        "-target",
+        "spir64",
+        "-fsyntax-only",
+        "-w",
+        "-cl-no-stdinc",
+        "-DMH_SYNTAX",
+    ]
+    spaces += ["-Xclang", f"-cl-ext={features},+cl_khr_fp16,+cl_khr_fp64"]
+    header = [f"-I{HERE}", "-include", str(HERE / "msl.h")]
+    clang(*spaces, *header, "-", text=plain)
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = library.with_suffix(f".{os.getpid()}")
     whole = f'{plain}\n#line 1 "callers"\n{extra}'
     if check:
         whole += "".join(
-            f'extern "C" __attribute__((no_sanitize("coverage"))) void __sanitizer_cov_{kind}{n}(const void *p) '
-            f"{{ mh_calls_of.access(p, {n}, {write}); }}\n"
+            f'extern "C" __attribute__((no_sanitize("coverage"))) void __sanitizer_cov_{kind}{n}'
+            f"(const void *p) {{ mh_calls_of.access(p, {n}, {write}); }}\n"
             for kind, write in (("load", 0), ("store", 1))
             for n in (1, 2, 4, 8, 16)
         )
-    clang("-x", "c++", "-std=c++14", *flags, f"-I{HERE}", "-include", str(HERE / "msl.h"), "-", "-o", str(unfinished), text=whole)
+    clang("-x", "c++", "-std=c++14", *flags, *header, "-", "-o", str(unfinished), text=whole)
     unfinished.rename(library)
     return library
 
 
 if __name__ == "__main__":
     try:
-        print(compile_source(sys.stdin.read(), Path(sys.argv[-1]), "--fast-math" in sys.argv, "--check" in sys.argv))
+        options = [f"--{name}" in sys.argv for name in ("fast-math", "check")]
+        print(compile_source(sys.stdin.read(), Path(sys.argv[-1]), *options))
     except SourceError as error:
         sys.exit(str(error))

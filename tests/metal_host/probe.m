@@ -2,7 +2,8 @@
  *
  *   probe misuse NAME                                               should end with a message of the stand-in
  *   probe run SOURCE KERNEL GROUPS THREADS BYTES [=]FILE...          FILE i is buffer i, read before and written after; with `=` what
- *                                                                   setBytes gives; `-`: nothing bound. BYTES: of threadgroup memory */
+ *                                                                   setBytes gives; `-`: nothing bound. BYTES: of threadgroup memory
+ * Environment: PROBE_FAST leaves fast math on, PROBE_TIMES dispatches that often. */
 #import <Metal/Metal.h>
 
 #include <stdio.h>
@@ -149,7 +150,9 @@ static int run(int argc, char **argv) {
         memcpy([buffers[i] contents], [data bytes], [data length]);
         [e setBuffer:buffers[i] offset:0 atIndex:(NSUInteger)i];
     }
-    [e dispatchThreadgroups:MTLSizeMake(sizes[0][0], sizes[0][1], sizes[0][2]) threadsPerThreadgroup:MTLSizeMake(sizes[1][0], sizes[1][1], sizes[1][2])];
+    const char *times = getenv("PROBE_TIMES");
+    for (int n = times ? atoi(times) : 1; n > 0; n--)
+        [e dispatchThreadgroups:MTLSizeMake(sizes[0][0], sizes[0][1], sizes[0][2]) threadsPerThreadgroup:MTLSizeMake(sizes[1][0], sizes[1][1], sizes[1][2])];
     [e endEncoding];
     [commands commit];
     [commands waitUntilCompleted];

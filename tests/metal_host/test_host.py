@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the sources of kernels)
 """The stand-in for Metal: that it computes, that it refuses what Metal refuses, and that it shows what a GPU may or may not show.
 
 Run by path, where clang 16 and GNUstep are installed: pytest tests/metal_host/test_host.py (tools/metal.sh does).
@@ -54,7 +55,9 @@ def run(probe: Path, tmp_path: Path) -> Run:
             names.append("-" if value is None else f"={path}" if isinstance(value, bytes) else str(path))
         sizes = [",".join(map(str, s)) for s in (groups, threads)]
         command = [probe, "run", tmp_path / "source", "k", *sizes, str(group_bytes), *names]
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+        )
         if done.returncode:
             raise KernelError(done.stderr)
         arrays = [(i, a) for i, a in enumerate(data) if isinstance(a, np.ndarray)]
@@ -79,8 +82,9 @@ def test_saxpy(run: Run, host_threads: str) -> None:
     x, y = np.arange(4096, dtype=np.float32), np.ones(4096, np.float32)
     source = """kernel void k(device float *y [[buffer(0)]], device const float *x [[buffer(1)]], constant float &a [[buffer(2)]],
                 uint i [[thread_position_in_grid]]) { y[i] = fma(a, x[i], y[i]); }"""
-    got, _ = run(source, y, x, f32(2).tobytes(), groups=(64, 1, 1), threads=(64, 1, 1), METAL_HOST_THREADS=host_threads)
-    assert np.array_equal(got, 1 + 2 * x)
+    environment = {"METAL_HOST_THREADS": host_threads, "PROBE_TIMES": "2"}  # one dispatch after the other
+    got, _ = run(source, y, x, f32(2).tobytes(), groups=(64, 1, 1), threads=(64, 1, 1), **environment)
+    assert np.array_equal(got, 1 + 4 * x)
 
 
 @pytest.mark.parametrize("check", ["0", "1"])
@@ -94,7 +98,9 @@ def test_places(run: Run, check: str) -> None:
         o[0] = g.x; o[1] = g.y; o[2] = g.z; o[3] = t.x + s.x * (t.y + s.y * t.z); o[4] = i; o[5] = lane + 32 * sg; o[6] = n.x * n.y * n.z;
         o[7] = group; }"""
     groups, threads = (2, 3, 2), (5, 4, 3)
-    (got,) = run(source, np.zeros((12, 60, 8), np.uint32), groups=groups, threads=threads, METAL_HOST_CHECK=check)
+    (got,) = run(
+        source, np.zeros((12, 60, 8), np.uint32), groups=groups, threads=threads, METAL_HOST_CHECK=check
+    )
     for group in range(12):
         p = (group % 2, group // 2 % 3, group // 6)
         for i in range(60):
@@ -163,7 +169,10 @@ def test_a_simdgroup_barrier_orders_its_simd_group_alone(run: Run, mask: int, go
 
 def test_threadgroups_that_meet_are_found(run: Run) -> None:
     source = "kernel void k(device int *y [[buffer(0)]], uint g [[threadgroup_position_in_grid]]) { y[g / 2] = int(g); }"
-    with pytest.raises(KernelError, match=r"two writes by thread 0 of threadgroup \d and thread 0 of threadgroup \d, which nothing"):
+    with pytest.raises(
+        KernelError,
+        match=r"two writes by thread 0 of threadgroup \d and thread 0 of threadgroup \d, which nothing",
+    ):
         run(source, np.zeros(4, np.int32), groups=(4, 1, 1), threads=(1, 1, 1), **CHECK)
     atomic = """kernel void k(device atomic_uint *y [[buffer(0)]], uint g [[threadgroup_position_in_grid]]) {
         atomic_store_explicit(y, 1u, memory_order_relaxed); }"""
@@ -174,16 +183,23 @@ def test_threadgroups_that_meet_are_found(run: Run) -> None:
 
 def test_shared_reads_are_no_race(run: Run) -> None:
     source = f"kernel void k(device int *y [[buffer(0)]], device const int *x [[buffer(1)]], {THREAD}) {{ y[i] = x[0] + x[i]; }}"
-    assert run(source, np.zeros(32, np.int32), np.arange(32, dtype=np.int32), **CHECK)[0].tolist() == list(range(32))
+    assert run(source, np.zeros(32, np.int32), np.arange(32, dtype=np.int32), **CHECK)[0].tolist() == list(
+        range(32)
+    )
     then_written = f"""kernel void k(device int *y [[buffer(0)]], {THREAD}) {{
         int sum = 0;
         for (int j = 0; j < 32; j++) sum += y[j];
         BARRIER
         y[i] = sum; }}"""
-    with pytest.raises(KernelError, match="kernel k: a read and then a write of device memory|a write and then a read of device memory"):
+    with pytest.raises(
+        KernelError,
+        match=r"kernel k: a read and then a write of device memory|a write and then a read of device memory",
+    ):
         run(then_written.replace("BARRIER", ""), np.ones(32, np.int32), **CHECK)
     barrier = "threadgroup_barrier(mem_flags::mem_device);"
-    assert run(then_written.replace("BARRIER", barrier), np.ones(32, np.int32), **CHECK)[0].tolist() == [32] * 32
+    assert (
+        run(then_written.replace("BARRIER", barrier), np.ones(32, np.int32), **CHECK)[0].tolist() == [32] * 32
+    )
 
 
 @pytest.mark.parametrize(("threads", "good"), [(32, True), (64, False)])
@@ -218,7 +234,14 @@ def test_simd_operations(run: Run, threads: int) -> None:
     for i in range(threads):
         group = x[i // 32 * 32 : i // 32 * 32 + 32]
         both = 2 ** len(group) - 1
-        assert y[i].tolist() == [group.sum(), group.max(), group.min(), group[5], group[i % 32 ^ 3], both - (2**32 if both >> 31 else 0)]
+        assert y[i].tolist() == [
+            group.sum(),
+            group.max(),
+            group.min(),
+            group[5],
+            group[i % 32 ^ 3],
+            both - (2**32 if both >> 31 else 0),
+        ]
 
 
 def test_the_order_of_simd_sum_is_nobodys(run: Run) -> None:
@@ -242,7 +265,9 @@ MULTIPLY = """kernel void k(device float *c [[buffer(0)]], device const float *a
 }"""
 
 
-def multiply(run: Run, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], barrier: str = "", **environment: str) -> np.ndarray[Any, Any]:
+def multiply(
+    run: Run, a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], barrier: str = "", **environment: str
+) -> np.ndarray[Any, Any]:
     wide = np.zeros((8, 16), np.float32)
     wide[:, 8:] = b.T
     source = MULTIPLY.replace("BARRIER", barrier)
@@ -273,10 +298,17 @@ def test_a_matrix_needs_all_lanes(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["if (i < 7) threadgroup_barrier(mem_flags::mem_none);", "if (i < 7) y[i] = simd_sum(1.0f);", "if (i == 3) return; y[i] = simd_sum(1.0f);"],
+    [
+        "if (i < 7) threadgroup_barrier(mem_flags::mem_none);",
+        "if (i < 7) y[i] = simd_sum(1.0f);",
+        "if (i == 3) return; y[i] = simd_sum(1.0f);",
+    ],
 )
 def test_divergence(run: Run, body: str) -> None:
-    with pytest.raises(KernelError, match=r"threads wait at a threadgroup barrier or SIMD-group operation that the others do not"):
+    with pytest.raises(
+        KernelError,
+        match=r"threads wait at a threadgroup barrier or SIMD-group operation that the others do not",
+    ):
         run(f"kernel void k(device float *y [[buffer(0)]], {THREAD}) {{ {body} }}", np.zeros(32, np.float32))
 
 
@@ -290,7 +322,9 @@ def test_lanes_meet_in_one_operation(run: Run) -> None:
 @pytest.mark.parametrize("access", ["{} = 1.0f", "y[0] = {}"])
 def test_out_of_bounds(run: Run, place: str, access: str) -> None:
     """Beside a buffer lies a page that nobody may touch; checks find the rest."""
-    source = f"kernel void k(device float *y [[buffer(0)]], {THREAD}) {{ if (i == 5) {access.format(place)}; }}"
+    source = (
+        f"kernel void k(device float *y [[buffer(0)]], {THREAD}) {{ if (i == 5) {access.format(place)}; }}"
+    )
     with pytest.raises(KernelError, match=r"kernel k: .*outside of what is bound"):
         run(source, np.zeros(32, np.float32), **CHECK)
     if place != "y[-1]":
@@ -324,7 +358,9 @@ def test_contraction_is_the_sources_choice(run: Run) -> None:
 
 
 def test_fast_math_shows(run: Run) -> None:
-    source = "kernel void k(device float *y [[buffer(0)]]) { y[0] = (y[1] + y[2]) - y[1]; y[3] = y[3] == y[3]; }"
+    source = (
+        "kernel void k(device float *y [[buffer(0)]]) { y[0] = (y[1] + y[2]) - y[1]; y[3] = y[3] == y[3]; }"
+    )
     x = f32(9, 1e8, 1, np.nan)
     assert run(source, x, threads=(1, 1, 1))[0][[0, 3]].tolist() == [0, 0]
     assert run(source, x, threads=(1, 1, 1), PROBE_FAST="1")[0][[0, 3]].tolist() == [1, 1]
@@ -333,13 +369,13 @@ def test_fast_math_shows(run: Run) -> None:
 @pytest.mark.parametrize("flush", [False, True])
 def test_subnormals(run: Run, flush: bool) -> None:
     """Kept, or flushed on every host thread and behind every switch of fibers; those of half stay."""
-    source = f"""kernel void k(device float *y [[buffer(0)]], device const half *h [[buffer(1)]], device float *z [[buffer(2)]],
-        uint i [[thread_position_in_grid]]) {{
+    source = """kernel void k(device float *y [[buffer(0)]], device const half *h [[buffer(1)]], device float *z [[buffer(2)]],
+        uint i [[thread_position_in_grid]]) {
         y[i] = y[i] * 0.5f;
         z[i] = float(h[0]);
         threadgroup_barrier(mem_flags::mem_device);
         y[i] = y[i] * simd_max(2.0f);
-    }}"""
+    }"""
     tiny, h = np.full(128, 2.0**-126, np.float32), np.array([2.0**-24], np.float16)
     environment = {"METAL_HOST_FTZ": str(int(flush)), "METAL_HOST_THREADS": "2"}
     y, _, z = run(source, tiny, h, np.zeros(128, np.float32), groups=(4, 1, 1), **environment)
@@ -362,7 +398,14 @@ def test_half_and_vectors(run: Run) -> None:
     u = np.array([1, 2, 200, 4, 5, 6, 7, 8], np.uint8)
     y = run(source, np.zeros(6, np.float32), h, u, threads=(1, 1, 1))[0]
     twice = np.float16(np.float16(h[0] * h[0]) + h[1])
-    assert y.tolist() == [float(twice), 4 + 70 - 300, np.float32(np.pi), 200 + 8 + 3 + 2.5 + 2 + 3 + 4 + 5, 9, 2]
+    assert y.tolist() == [
+        float(twice),
+        4 + 70 - 300,
+        np.float32(np.pi),
+        200 + 8 + 3 + 2.5 + 2 + 3 + 4 + 5,
+        9,
+        2,
+    ]
 
 
 # ---- what the compiler refuses
@@ -371,22 +414,49 @@ def test_half_and_vectors(run: Run) -> None:
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        ("kernel void k(device float *y [[buffer(0)]]) { y[0] = nope; }", "use of undeclared identifier 'nope'"),
-        ("kernel void k(device float *y [[buffer(0)]]) { thread float *p = y; p[0] = 1; }", "cannot initialize"),
-        ("void f(thread float &x); kernel void k(device float *y [[buffer(0)]]) { f(y[0]); }", "no matching function"),
-        ("kernel void k(device float *y [[buffer(0)]], threadgroup float *t [[threadgroup(0)]]) { y = (device float *)t; }", "address spaces"),
+        (
+            "kernel void k(device float *y [[buffer(0)]]) { y[0] = nope; }",
+            "use of undeclared identifier 'nope'",
+        ),
+        (
+            "kernel void k(device float *y [[buffer(0)]]) { thread float *p = y; p[0] = 1; }",
+            "cannot initialize",
+        ),
+        (
+            "void f(thread float &x); kernel void k(device float *y [[buffer(0)]]) { f(y[0]); }",
+            "no matching function",
+        ),
+        (
+            "kernel void k(device float *y [[buffer(0)]], threadgroup float *t [[threadgroup(0)]]) { y = (device float *)t; }",
+            "address spaces",
+        ),
         ("kernel void k(device const float *y [[buffer(0)]]) { y[0] = 1; }", "read-only|const"),
         ("kernel void k(device float *y [[buffer(31)]]) { y[0] = 1; }", "the index must be 0 to 30"),
-        ("kernel void k(device float *y [[buffer(0)]], device float *x [[buffer(0)]]) { y[0] = x[0]; }", "twice"),
-        ("kernel void k(float *y [[buffer(0)]]) { y[0] = 1; }", "not a pointer or reference of its address space"),
+        (
+            "kernel void k(device float *y [[buffer(0)]], device float *x [[buffer(0)]]) { y[0] = x[0]; }",
+            "twice",
+        ),
+        (
+            "kernel void k(float *y [[buffer(0)]]) { y[0] = 1; }",
+            "not a pointer or reference of its address space",
+        ),
         ("kernel void k(device float *y) { y[0] = 1; }", "argument without an attribute"),
-        ("kernel void k(device float *y [[buffer(0)]], float lane [[thread_index_in_simdgroup]]) { y[0] = lane; }", "is a uint or ushort"),
+        (
+            "kernel void k(device float *y [[buffer(0)]], float lane [[thread_index_in_simdgroup]]) { y[0] = lane; }",
+            "is a uint or ushort",
+        ),
         (
             "kernel void k(device float *y [[buffer(0)]], uint2 a [[thread_position_in_grid]], uint3 b [[threads_per_threadgroup]]) { y[0] = a.x + b.x; }",
             "number of components",
         ),
-        ("kernel void k(device float *y [[buffer(0)]]) { threadgroup float t[4]; y[0] = t[0]; }", "by .*threadgroup"),
-        ("kernel void k(device float4 *y [[buffer(0)]], device int4 *x [[buffer(1)]]) { y[0] = (float4)x[0]; }", "write it as a constructor"),
+        (
+            "kernel void k(device float *y [[buffer(0)]]) { threadgroup float t[4]; y[0] = t[0]; }",
+            "by .*threadgroup",
+        ),
+        (
+            "kernel void k(device float4 *y [[buffer(0)]], device int4 *x [[buffer(1)]]) { y[0] = (float4)x[0]; }",
+            "write it as a constructor",
+        ),
         ("kernel void k(device float4 *y [[buffer(0)]]) { y[0] = float4(1, 2, 3); }", "as many components"),
         ("kernel void k(device float *y [[buffer(0)]]) { y[0] = 0x1p-3f; }", "hexadecimal floating"),
         ("kernel void other(device float *y [[buffer(0)]]) { y[0] = 1; }", "no kernel k"),
