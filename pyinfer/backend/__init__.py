@@ -8,7 +8,7 @@ from ..errors import BackendError
 from .base import COARSE, Backend, unfused
 from .cpus import default_threads
 from .kv import KVBufferView
-from .tracing import Observer, TracingBackend
+from .tracing import TracingBackend
 
 NAMES = ("reference", "scalar", "simd", "parallel", "metal")
 MAX_THREADS = 256
@@ -75,7 +75,6 @@ __all__ = [
     "NAMES",
     "Backend",
     "KVBufferView",
-    "Observer",
     "TracingBackend",
     "backends",
     "check_threads",
