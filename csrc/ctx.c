@@ -70,7 +70,7 @@ int pi_ctx_op_times(pi_ctx *c, int64_t *out, int64_t ops) {
         free(c->ticks);
         c->ticks = ticks, c->room = n, c->noted = 0;
         c->first_tick = tick, c->first_ns = ns;
-        memset(out, 0, (size_t)n * sizeof *out);
+        if (n) memset(out, 0, (size_t)n * sizeof *out);
     }
     pthread_mutex_unlock(&c->lock);
     return PI_OK;

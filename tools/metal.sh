@@ -3,7 +3,8 @@
 # held to the reference's bytes, with subnormals kept and flushed, the threads of kernels in two orders, and every access of memory
 # looked at; and all other C files compiled for macOS. Says nothing of Apple's compiler and hardware: docs/metal.md.
 #
-# In an environment with pyinfer's dependencies, setuptools and pytest. METAL_DIR keeps what is built from run to run.
+# In an environment with pyinfer's dependencies, setuptools and pytest. METAL_DIR keeps what is built from run to run; METAL_PI
+# is the C library, where it is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 top=$PWD
@@ -34,7 +35,7 @@ if not cases or (skipped := [c.get("name") for c in cases if len(c.findall("skip
 PY
 }
 
-python tests/metal_host/build.py "$dir/build"
+python tests/metal_host/build.py "$dir/build" ${METAL_PI:+"$METAL_PI"}
 tested "the stand-in" --confcutdir=tests/metal_host tests/metal_host/test_host.py
 cd "$tmp" # not at the top of the repository: its own pyinfer would be taken
 backend() { tested "$1" --import-mode=importlib --rootdir "$top" -c "$top/pyproject.toml" "$top/tests/test_metal.py" "${@:2}"; }

@@ -1,8 +1,9 @@
 """A pyinfer with the metal backend on Linux: python tests/metal_host/build.py FOLDER, then PYTHONPATH=FOLDER.
 
-The package is what setup.py builds; beside it comes `pyinfer._metal`, of the shipped shim and kernels as
-they are, against the stand-in. Needs clang 16, GNUstep's base library and gcc's Objective-C runtime
-(tools/metal.sh installs them by name); runs in an environment with pyinfer's build requirements.
+The package is what setup.py builds (or, given as a second argument, a _pi.abi3.so that it has built);
+beside it comes `pyinfer._metal`, of the shipped shim and kernels as they are, against the stand-in. Needs
+clang 16, GNUstep's base library and gcc's Objective-C runtime (tools/metal.sh installs them by name); runs
+in an environment with pyinfer's build requirements.
 """
 
 import os
@@ -44,15 +45,17 @@ def link(out: Path, sources: Sequence[Path], *flags: str) -> None:
     shutil.rmtree(temp)
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, pi: Path | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / "pyinfer"
     shutil.copytree(
         TOP / "pyinfer", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"), dirs_exist_ok=True
     )
-    where = ["--build-lib", str(folder), "--build-temp", str(folder / "objects")]
-    command = [sys.executable, "setup.py", "-q", "build_ext", *where]
-    subprocess.run(command, cwd=TOP, check=True)
+    if pi is not None:
+        shutil.copy(pi, package)
+    else:
+        where = ["--build-lib", str(folder), "--build-temp", str(folder / "objects")]
+        subprocess.run([sys.executable, "setup.py", "-q", "build_ext", *where], cwd=TOP, check=True)
     os.chdir(TOP)  # as setup.py has it, for the paths in ffi.py
     ffi = runpy.run_path("csrc/metal/ffi.py")["ffi"]
     c_file = folder / "_metal.c"
@@ -62,6 +65,6 @@ def build(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: build.py FOLDER")
-    build(Path(sys.argv[1]).resolve())
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: build.py FOLDER [_pi.abi3.so]")
+    build(*(Path(argument).resolve() for argument in sys.argv[1:]))
