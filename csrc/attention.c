@@ -1,18 +1,21 @@
 /* Fused attention over a cache.
  *
- * A unit is a block of queries of one sequence by the query heads of one KV head (or by one query head), with all its keys. It
- * gathers its query rows and folds their scores over a chunk of keys at a time, so that a chunk of K serves every row from the
- * second-level cache; then softmax of each row over what it may see; then the values, likewise by chunks. A unit owns its outputs and
- * a scratch slot. Where a step has fewer heads than there are threads it splits instead into three regions, over keys, rows and value
- * dimensions. All of this divides outputs, never folds: what a fold has so far is an f32 in memory between two chunks.
- * NUMERICS.md section 4, attention. */
+ * A unit is a block of queries of one sequence by the query heads of one KV head (or by one query head), with all its keys: scores,
+ * then softmax, then values. One query's heads go through kernels whose lanes are keys and value dimensions, in the cache's own
+ * type; a block of queries through kernels whose lanes are its rows, and K and V are widened to f32 a tile and a few rows at a time.
+ * A unit owns its outputs and a scratch slot. Where a step has fewer heads than there are threads it splits instead into three
+ * regions, over keys, rows and value dimensions. All of this divides outputs, never folds: what a fold has so far is an f32 in
+ * memory between two chunks of keys. NUMERICS.md section 4, attention. */
+#include "columns.h"
 #include "ctx.h"
 #include "kv.h"
 
+#include <math.h>
+
 enum {
-    CHUNK = 256,             /* keys to a chunk: 64 KiB of f16 at head_dim 128 */
-    BLOCK_ROWS = 24,         /* query rows to a unit of prefill ... */
-    SCORE_BYTES = 512 << 10, /* ... fewer where their scores would not stay in the second-level cache */
+    CHUNK = 256,             /* keys to a chunk of one query: 64 KiB of f16 at head_dim 128 */
+    BLOCK_ROWS = 48,         /* query rows to a block ... */
+    SCORE_BYTES = 4 << 20,   /* ... or 32, where the scores of more would need more memory than this */
     SPLIT_KEYS = 64,         /* keys to a unit of a split step; a multiple of PI_LANES */
     SPLIT_DIMS = 32          /* value dimensions to a unit; a multiple of PI_LANES */
 };
@@ -26,8 +29,10 @@ typedef struct {
     float scale;
     int n_heads, heads;    /* heads: query heads to a unit, all of a KV group or one */
     int64_t dim, block;    /* queries to a unit */
-    int64_t lds;           /* floats to a row of scores */
-    float *scratch;        /* per slot: query rows, output rows, scores, a chunk of K as tiles; of a split step: all its scores */
+    int64_t span;          /* most keys that a unit sees, by whole tiles */
+    int64_t lds;           /* floats to a row of scores, of one query */
+    int64_t ld;            /* rows to a column, of a block of queries */
+    float *scratch;        /* per slot: what one_query and block_of_queries lay out; of a split step: all its scores before */
     int64_t slot_floats;
 } attention_job;
 
@@ -107,45 +112,90 @@ static void context(const attention_job *j, const unit *n, const float *p, int64
     }
 }
 
-/* Softmax of each row over what its query sees; row 0 is the unit's first, and s its score for key `from`. */
-static void softmax(const attention_job *j, const unit *n, int64_t from, float *s) {
-    float *row[BLOCK_ROWS];
-    int64_t count[BLOCK_ROWS];
+/* Softmax of one query's rows; s is the first one's score for the first key that it sees. */
+static void softmax(const attention_job *j, const unit *n, float *s) {
+    float *row[PI_FOLDS];
+    int64_t count[PI_FOLDS];
     for (int64_t r = 0, k = 0; r < n->rows; r++) {
-        const int64_t t = n->t0 + r / j->heads;
-        row[k] = s + r * j->lds + (sees_from(n, t) - from);
-        count[k++] = sees_to(n, t) - sees_from(n, t);
-        if (k == BLOCK_ROWS || r + 1 == n->rows) j->t->softmax(row, count, k), k = 0;
+        row[k] = s + r * j->lds;
+        count[k++] = sees_to(n, n->t0) - sees_from(n, n->t0);
+        if (k == PI_FOLDS || r + 1 == n->rows) j->t->softmax(row, count, k), k = 0;
     }
+}
+
+/* Where the rows of query t lie in q and in out. */
+static int64_t rows_at(const attention_job *j, const unit *n, int64_t t) { return ((n->q0 + t) * j->n_heads + n->h0) * j->dim; }
+
+/* slot: scores [rows][lds], a chunk of K as tiles */
+static void one_query(const attention_job *j, const unit *n, float *slot) {
+    const int64_t at = rows_at(j, n, n->t0), lo = sees_from(n, n->t0), to = sees_to(n, n->t0), from = tile_floor(lo);
+    float *s = slot, *seen = s + (lo - from);
+    scores(j, n, j->q + at, n->rows, from, to, s, s + n->rows * j->lds);
+    softmax(j, n, seen);
+    memset(j->out + at, 0, (size_t)(n->rows * j->dim) * sizeof *j->out);
+    context(j, n, seen, n->rows, lo, to, 0, j->dim, j->out + at, j->dim);
+}
+
+/* slot: bounds, maximum and sum of each row [4][ld], q and out [dim][ld], scores [span][ld], a K tile */
+static void block_of_queries(const attention_job *j, const unit *n, float *slot) {
+    const pi_kv_view *v = n->v;
+    const int64_t dim = j->dim, ld = j->ld, heads = j->heads, last = n->t1 - 1, row_bytes = pi_kv_row_bytes(v);
+    const int64_t from = sees_from(n, n->t0), first = tile_floor(from), to = sees_to(n, last);
+    int32_t *row_from = (int32_t *)slot, *row_to = row_from + ld;
+    float *q = slot + 4 * ld, *copy = q + (2 * dim + j->span) * ld, *y[BLOCK_ROWS];
+    const float *x[BLOCK_ROWS];
+    pi_rows b = {.rows = n->rows, .ld = ld, .dim = dim, .from = row_from, .to = row_to, .q = q, .s = q + 2 * dim * ld,
+                 .max = slot + 2 * ld, .sum = slot + 3 * ld, .out = q + dim * ld, .scale = j->scale};
+    for (int64_t r = 0; r < ld; r++) { /* lanes behind the last row repeat it */
+        const int64_t row = pi_min(r, n->rows - 1), t = n->t0 + row / heads, at = rows_at(j, n, t) + row % heads * dim;
+        x[r] = j->q + at, y[r] = j->out + at;
+        row_from[r] = (int32_t)(sees_from(n, t) - first), row_to[r] = (int32_t)(sees_to(n, t) - first);
+        b.max[r] = -INFINITY;
+    }
+    /* Before and behind what all rows see each has an edge of its own. */
+    int64_t all_from = sees_from(n, last), all_to = sees_to(n, n->t0);
+    if (all_from >= all_to) all_from = all_to = to;
+    b.all_from = all_from - first, b.all_to = all_to - first;
+
+    pi_to_columns(x, ld, dim, q, ld);
+    for (int64_t t = first; t < to; t += PI_LANES) {
+        const uint8_t *k = key_tiles(v, t, pi_min(t + PI_LANES, to), n->kv, copy);
+        const int64_t next = t + PI_LANES < to ? t + PI_LANES : t, bytes = PI_LANES * row_bytes;
+        const char *soon = (const char *)(v->layout == PI_TILES ? pi_kv_tile(v, next, n->kv) : pi_kv_row(v, v->k, next, n->kv));
+        switch (v->dtype) {
+        case PI_F32: j->t->rows_scores_f32(&b, t - first, k, soon, bytes); break;
+        case PI_F16: j->t->rows_scores_f16(&b, t - first, k, soon, bytes); break;
+        case PI_Q8_0: j->t->rows_scores_q8_0(&b, t - first, k, soon, bytes); break;
+        }
+    }
+    j->t->rows_exp(&b, to - first);
+    for (int64_t r = 0; r < n->rows; r++) /* they are written after all else, and were not in any cache */
+        for (int64_t d = 0; d < dim; d += PI_LANES) __builtin_prefetch(y[r] + d, 1);
+    memset(b.out, 0, (size_t)(dim * ld) * sizeof *b.out);
+    const int64_t ldv = v->layout == PI_TILES ? row_bytes : v->row_stride;
+    for (int64_t t = from, end; t < to; t = end) {
+        end = chunk_end(v, t, t < all_from ? all_from : t < all_to ? all_to : to, PI_ROWS_KEYS);
+        const uint8_t *rows = pi_kv_row(v, v->v, t, n->kv);
+        const char *soon = (const char *)pi_kv_row(v, v->v, end < to ? end : t, n->kv);
+        const int64_t bytes = pi_min(PI_ROWS_KEYS, to - end) * row_bytes;
+        switch (v->dtype) {
+        case PI_F32: j->t->rows_context_f32(&b, t - first, end - t, rows, ldv, soon, bytes); break;
+        case PI_F16: j->t->rows_context_f16(&b, t - first, end - t, rows, ldv, soon, bytes); break;
+        case PI_Q8_0: j->t->rows_context_q8_0(&b, t - first, end - t, rows, ldv, soon, bytes); break;
+        }
+    }
+    pi_to_rows(b.out, ld, y, n->rows, dim);
 }
 
 static void unit_task(void *arg, int64_t lo, int64_t hi, int slot) {
     const attention_job *j = arg;
-    const int64_t dim = j->dim, heads = j->heads, most = j->block * heads;
-    float *q = j->scratch + slot * j->slot_floats, *out = q + most * dim, *s = out + most * dim, *copy = s + most * j->lds;
+    float *scratch = j->scratch + slot * j->slot_floats;
     for (int64_t u = lo; u < hi; u++) {
         const unit n = find_unit(j, u);
-        const int64_t at = (n.q0 * j->n_heads + n.h0) * dim; /* of the sequence's first query, in q and in out */
-        for (int64_t t = n.t0; t < n.t1; t++)
-            memcpy(q + (t - n.t0) * heads * dim, j->q + at + t * j->n_heads * dim, (size_t)(heads * dim) * sizeof *q);
-        const int64_t from = tile_floor(sees_from(&n, n.t0)), last = n.t1 - 1;
-        scores(j, &n, q, n.rows, from, sees_to(&n, last), s, copy);
-        softmax(j, &n, from, s);
-        memset(out, 0, (size_t)(n.rows * dim) * sizeof *out);
-        /* Keys that all rows see go through the kernel together; before and behind them each query has an edge of its own. */
-        int64_t all_from = sees_from(&n, last), all_to = sees_to(&n, n.t0);
-        if (all_from >= all_to) all_from = all_to = sees_to(&n, last);
-        for (int64_t t = n.t0, r = 0; t < n.t1; t++, r += heads) {
-            const int64_t lo_t = sees_from(&n, t), hi_t = pi_min(all_from, sees_to(&n, t));
-            context(j, &n, s + r * j->lds + (lo_t - from), heads, lo_t, hi_t, 0, dim, out + r * dim, dim);
-        }
-        context(j, &n, s + (all_from - from), n.rows, all_from, all_to, 0, dim, out, dim);
-        for (int64_t t = n.t0, r = 0; t < n.t1; t++, r += heads) {
-            const int64_t lo_t = pi_max(all_to, sees_from(&n, t));
-            context(j, &n, s + r * j->lds + (lo_t - from), heads, lo_t, sees_to(&n, t), 0, dim, out + r * dim, dim);
-        }
-        for (int64_t t = n.t0; t < n.t1; t++)
-            memcpy(j->out + at + t * j->n_heads * dim, out + (t - n.t0) * heads * dim, (size_t)(heads * dim) * sizeof *out);
+        if (n.t1 - n.t0 > 1)
+            block_of_queries(j, &n, scratch);
+        else
+            one_query(j, &n, scratch);
     }
 }
 
@@ -183,7 +233,7 @@ static void split_softmax_task(void *arg, int64_t lo, int64_t hi, int slot) {
         const unit n = find_unit(&sj->j, u);
         int64_t from;
         float *s = split_scores(sj, &n, &from);
-        softmax(&sj->j, &n, from, s);
+        softmax(&sj->j, &n, s + (sees_from(&n, 0) - from));
     }
 }
 
@@ -238,10 +288,14 @@ int pi_attention(pi_ctx *c, const float *q, int64_t n_seqs, const pi_kv_view *co
     attention_job *j = &sj.j;
     j->heads = unit_of == PI_UNIT_HEAD ? 1 : n_heads / n_kv;
     j->dim = views[0]->head_dim;
-    j->lds = (pi_ceil_div(span, PI_LANES) | 1) * PI_LANES;
-    j->block = pi_min(most, pi_max(1, pi_min(BLOCK_ROWS, SCORE_BYTES / 4 / j->lds) / j->heads));
-    const int64_t rows = j->block * j->heads, copy = CHUNK * j->dim, shared = unit_of == PI_UNIT_SPLIT ? n_seqs * n_heads * j->lds : 0;
-    j->slot_floats = (shared ? 0 : pi_ceil_div(rows * (2 * j->dim + j->lds), PI_LANES) * PI_LANES) + copy;
+    j->span = pi_ceil_div(span, PI_LANES) * PI_LANES;
+    j->lds = j->span | PI_LANES;
+    j->block = pi_min(most, pi_max(1, pi_min(BLOCK_ROWS, pi_max(2 * PI_LANES, SCORE_BYTES / 4 / j->span)) / j->heads));
+    j->ld = pi_ceil_div(j->block * j->heads, PI_LANES) * PI_LANES;
+    const int64_t one = j->heads * j->lds + CHUNK * j->dim;
+    const int64_t block = j->ld * (4 + 2 * j->dim + j->span) + PI_LANES * j->dim;
+    const int64_t shared = unit_of == PI_UNIT_SPLIT ? n_seqs * n_heads * j->lds : 0;
+    j->slot_floats = pi_ceil_div(shared ? CHUNK * j->dim : j->block > 1 ? pi_max(one, block) : one, PI_LANES) * PI_LANES;
     j->scratch = pi_scratch(c, (size_t)(shared + threads * j->slot_floats) * sizeof(float));
     if (!j->scratch) return pi_leave(c, env, PI_ENOMEM);
     int64_t units = 0;

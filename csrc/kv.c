@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "columns.h"
 #include "ctx.h"
 
 typedef struct {
@@ -55,6 +56,21 @@ static void into_tile(const write_job *j, const uint8_t *row, uint8_t *tile, int
     for (int64_t d = 0; d < halves; d++) memcpy(tile + (d * PI_LANES + lane) * 2, row + d * 2, 2);
 }
 
+/* A whole tile at once: 16 keys `width` floats apart as columns, then narrowed. */
+static void write_tile(const write_job *j, const float *k, int64_t width, uint8_t *tile) {
+    enum { PART = 64 };
+    const int64_t dim = j->v->head_dim;
+    const float *x[PI_LANES];
+    float wide[PART * PI_LANES];
+    for (int64_t d = 0, n; d < dim; d += n) {
+        n = pi_min(PART, dim - d);
+        for (int64_t i = 0; i < PI_LANES; i++) x[i] = k + i * width + d;
+        const bool f32 = j->v->dtype == PI_F32;
+        pi_to_columns(x, PI_LANES, n, f32 ? (float *)tile + d * PI_LANES : wide, PI_LANES);
+        if (!f32) j->t->narrow(wide, n * PI_LANES, (uint16_t *)tile + d * PI_LANES);
+    }
+}
+
 /* Unit: 16 tokens (a tile) of one head. */
 static void write_task(void *arg, int64_t lo, int64_t hi, int slot) {
     const write_job *j = arg;
@@ -63,10 +79,14 @@ static void write_task(void *arg, int64_t lo, int64_t hi, int slot) {
     (void)slot;
     for (int64_t u = lo; u < hi; u++) {
         const int64_t h = u % v->n_kv_heads, tile = first / PI_LANES + u / v->n_kv_heads;
-        for (int64_t t = pi_max(first, tile * PI_LANES); t < pi_min(end, (tile + 1) * PI_LANES); t++) {
+        const int64_t t0 = pi_max(first, tile * PI_LANES), t1 = pi_min(end, (tile + 1) * PI_LANES);
+        const bool whole = t1 - t0 == PI_LANES && v->layout == PI_TILES && v->dtype != PI_Q8_0;
+        if (whole) write_tile(j, j->k + (t0 - first) * width + h * dim, width, pi_kv_tile(v, t0, h));
+        for (int64_t t = t0; t < t1; t++) {
             const int64_t from = (t - first) * width + h * dim;
             uint8_t *key = pi_kv_row(v, v->k, t, h), row[4 * PI_MAX_HEAD_DIM];
             narrow_row(j, j->values + from, pi_kv_row(v, v->v, t, h));
+            if (whole) continue;
             narrow_row(j, j->k + from, v->layout == PI_TILES ? row : key);
             if (v->layout == PI_TILES) into_tile(j, row, pi_kv_tile(v, t, h), t % PI_LANES);
         }

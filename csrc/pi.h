@@ -55,6 +55,8 @@
 enum { PI_LANES = 16, PI_BLOCK = 32, PI_SUPER = 256 };
 /* Sequential folds that run side by side. */
 enum { PI_FOLDS = 8 };
+/* V rows that a block of queries takes at a time. */
+enum { PI_ROWS_KEYS = 64 };
 
 /* ---- weights ------------------------------------------------------------------------------------------
  * A matrix packed in row groups (quant.h), or, with src set, left where it is in GGUF's own layout: then the driver packs
@@ -81,6 +83,18 @@ typedef struct {
     int32_t *off;         /* [rows][nb] -128 * sum of q: corrects codes shifted to unsigned */
 } pi_act;
 
+/* A block of query rows in columns: all matrices are [..][ld], and rows are lanes. Row r sees the keys from[r]..to[r] of those that
+ * it has columns of scores for; all rows see all_from..all_to. */
+typedef struct {
+    int64_t rows, ld, dim, all_from, all_to;
+    const int32_t *from, *to;
+    const float *q;       /* [dim] */
+    float *s;             /* [keys] scores, then their exponentials, then their shares of the sum */
+    float *max, *sum;     /* one column each */
+    float *out;           /* [dim] */
+    float scale;
+} pi_rows;
+
 /* ---- the kernel table ----------------------------------------------------------------------------------
  * PI_KERNELS(X) lists every entry once (the matmuls through quant.h, so the macro must be called X); the struct, the names and the completeness check derive from it.
  *
@@ -90,6 +104,9 @@ typedef struct {
  * scores_T   s[r][t] = fold_d(q[r], k_t) * scale for t < n over K tiles (api.h) one after the other; may write up to the tile's end
  * context_T  out[r][d] goes on folding p[r][t] with v_t[d] for t < n, d0 <= d < d1; V rows ldv bytes apart; d0 a multiple of PI_BLOCK
  * softmax    rows x[r][0..n[r]), in place
+ * rows_T     the same for a block of query rows (pi_rows); `next`: bytes that will be read soon
+ *   scores_T   of the keys t..t + 16 of a K tile, and `max`;   exp   of all n scores, and `sum`;
+ *   context_T  scores t..t + n (n <= PI_ROWS_KEYS) become shares of `sum`, and `out` goes on folding them with V, rows ldv bytes apart
  * rms_norm   y = rms_norm(x) * w for each of `rows` rows of n
  */
 #define PI_MATMUL_ARGS (const pi_weight *w, const pi_act *a, int64_t g0, int64_t g1, int64_t t0, int64_t t1, float *y, int64_t ldy)
@@ -98,6 +115,9 @@ typedef struct {
 #define PI_CONTEXT_ARGS \
     (const float *p, int64_t ldp, int64_t rows, const void *v, int64_t ldv, int64_t n, int64_t dim, int64_t d0, int64_t d1, float *out, \
      int64_t ldo)
+#define PI_ROWS_SCORES_ARGS (const pi_rows *b, int64_t t, const uint8_t *k, const char *next, int64_t next_bytes)
+#define PI_ROWS_CONTEXT_ARGS \
+    (const pi_rows *b, int64_t t, int64_t n, const uint8_t *v, int64_t ldv, const char *next, int64_t next_bytes)
 #define PI_MATMUL_ENTRY(stem, ...) X(matmul_##stem, PI_MATMUL_ARGS)
 #define PI_KERNELS(X) \
     X(quantize, (const float *x, const pi_act *a, int64_t row)) \
@@ -111,6 +131,13 @@ typedef struct {
     X(context_f16, PI_CONTEXT_ARGS) \
     X(context_q8_0, PI_CONTEXT_ARGS) \
     X(softmax, (float *const *x, const int64_t *n, int64_t rows)) \
+    X(rows_scores_f32, PI_ROWS_SCORES_ARGS) \
+    X(rows_scores_f16, PI_ROWS_SCORES_ARGS) \
+    X(rows_scores_q8_0, PI_ROWS_SCORES_ARGS) \
+    X(rows_exp, (const pi_rows *b, int64_t n)) \
+    X(rows_context_f32, PI_ROWS_CONTEXT_ARGS) \
+    X(rows_context_f16, PI_ROWS_CONTEXT_ARGS) \
+    X(rows_context_q8_0, PI_ROWS_CONTEXT_ARGS) \
     X(rms_norm, (const float *x, const float *w, int64_t rows, int64_t n, float eps, float *y)) \
     X(swiglu, (const float *gate, const float *up, int64_t n, float *y)) \
     X(silu, (const float *x, int64_t n, float *y)) \

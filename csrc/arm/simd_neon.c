@@ -7,6 +7,7 @@
 #include "../simd/exp.h"
 #include "../simd/elementwise.h"
 #include "../simd/attention.h"
+#include "../simd/attention_rows.h"
 #include "../simd/strips.h"
 #include "../simd/matmul_float.h"
 #define X(type, ...) TILED(LEVEL(pi_matmul_##type), tile_##type, 4, 4, 8)

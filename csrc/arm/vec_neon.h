@@ -54,6 +54,16 @@ PI_INLINE vf v_scale2(vf y, vf n) {
     return v_mul(v_mul(y, v_pow2(half)), v_pow2(vsubq_s32(k, half)));
 }
 
+/* Which lanes, and what they choose. */
+typedef uint32x4_t vm;
+PI_INLINE vi v_load_int(const int32_t *p) { return vld1q_s32(p); }
+PI_INLINE vm v_between(vi lo, int32_t x, vi hi) { /* lo <= x < hi */
+    return vandq_u32(vcleq_s32(lo, vdupq_n_s32(x)), vcltq_s32(vdupq_n_s32(x), hi));
+}
+PI_INLINE vm v_small(vf x, vf y) { return vandq_u32(vcltq_f32(x, y), vcgtq_f32(x, vdupq_n_f32(0.0f))); } /* 0 < x < y */
+PI_INLINE bool v_any(vm m) { return vmaxvq_u32(m) != 0; }
+PI_INLINE vf v_select(vm m, vf yes, vf no) { return vbslq_f32(m, yes, no); }
+
 /* Integers: vi are int32 lanes, vb bytes. */
 typedef uint8x16_t vb;
 PI_INLINE vi v_addi(vi a, vi b) { return vaddq_s32(a, b); }
@@ -99,3 +109,5 @@ PI_INLINE vf v_set1_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f1
 #define CONTEXT_VECTORS 4
 #define CONTEXT_VECTORS_4 4
 #define CONTEXT_VECTORS_2 8
+/* And of simd/attention_rows.h: three vectors of rows by so many columns. */
+#define ROW_COLUMNS 8

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "codes.h"
+#include "exp.h"
 #include "ref.h"
 
 /* Value d of key t of a run of tiles; of the V row at `row`. */
@@ -43,3 +44,38 @@ static float value_q8_0(const uint8_t *row, int64_t dim, int64_t d) {
 ATTENTION(f32)
 ATTENTION(f16)
 ATTENTION(q8_0)
+
+static bool sees(const pi_rows *b, int64_t r, int64_t t) { return t >= b->from[r] && t < b->to[r]; }
+
+void pi_rows_exp_ref(const pi_rows *b, int64_t n) {
+    for (int64_t r = 0; r < b->rows; r++) {
+        b->sum[r] = 0.0f;
+        for (int64_t t = 0; t < n; t++)
+            if (sees(b, r, t)) b->sum[r] += b->s[t * b->ld + r] = pi_exp1(b->s[t * b->ld + r] - b->max[r]);
+    }
+}
+
+#define ROWS(type) \
+    void pi_rows_scores_##type##_ref PI_ROWS_SCORES_ARGS { \
+        (void)next, (void)next_bytes; \
+        for (int64_t i = 0; i < PI_LANES; i++) \
+            for (int64_t r = 0; r < b->rows; r++) { \
+                float acc = 0.0f; \
+                for (int64_t d = 0; d < b->dim; d++) acc = fmaf(b->q[d * b->ld + r], key_##type(k, b->dim, i, d), acc); \
+                acc *= b->scale; \
+                b->s[(t + i) * b->ld + r] = acc; \
+                if (sees(b, r, t + i) && acc > b->max[r]) b->max[r] = acc; \
+            } \
+    } \
+    void pi_rows_context_##type##_ref PI_ROWS_CONTEXT_ARGS { \
+        (void)next, (void)next_bytes; \
+        for (int64_t i = 0; i < n; i++, v += ldv) \
+            for (int64_t r = 0; r < b->rows; r++) { \
+                if (!sees(b, r, t + i)) continue; \
+                const float p = b->s[(t + i) * b->ld + r] / b->sum[r]; \
+                for (int64_t d = 0; d < b->dim; d++) b->out[d * b->ld + r] = fmaf(p, value_##type(v, b->dim, d), b->out[d * b->ld + r]); \
+            } \
+    }
+ROWS(f32)
+ROWS(f16)
+ROWS(q8_0)

@@ -79,8 +79,9 @@ void LEVEL(pi_softmax)(float *const *x, const int64_t *n, int64_t rows) {
         FOLD_ROWS(step_sum, x, n, few, sum);
         for (int r = 0; r < few; r++) {
             float *row = x[r];
-            const vf s = v_set1(sum[r]);
-            V_FOR(i, n[r], v_store(row + i, v_div(v_load(row + i), s)), v_store_n(row + i, v_div(v_load_n(row + i, left), s), left));
+            const vf s = v_set1(sum[r]), inverse = v_set1(1.0f / sum[r]);
+            V_FOR(i, n[r], v_store(row + i, v_share(v_load(row + i), s, inverse)),
+                  v_store_n(row + i, v_share(v_load_n(row + i, left), s, inverse), left));
         }
     }
 }

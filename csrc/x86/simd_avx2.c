@@ -9,6 +9,7 @@ PI_BEGIN("avx2,fma,f16c")
 #include "../simd/exp.h"
 #include "../simd/elementwise.h"
 #include "../simd/attention.h"
+#include "../simd/attention_rows.h"
 #include "../simd/strips.h"
 #include "../simd/matmul_float.h"
 #define X(type, ...) TILED(LEVEL(pi_matmul_##type), tile_##type, 2, 4, 4)

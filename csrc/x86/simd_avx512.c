@@ -9,6 +9,7 @@ PI_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2")
 #include "../simd/exp.h"
 #include "../simd/elementwise.h"
 #include "../simd/attention.h"
+#include "../simd/attention_rows.h"
 #include "../simd/strips.h"
 #include "../simd/matmul_float.h"
 #define X(type, ...) TILED(LEVEL(pi_matmul_##type), tile_##type, 2, 6, 4)

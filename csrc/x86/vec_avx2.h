@@ -58,6 +58,19 @@ PI_INLINE vf v_scale2(vf y, vf n) {
     return v_mul(v_mul(y, v_pow2(half)), v_pow2(_mm256_sub_epi32(k, half)));
 }
 
+/* Which lanes, and what they choose. */
+typedef __m256 vm;
+PI_INLINE vi v_load_int(const int32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+PI_INLINE vm v_between(vi lo, int32_t x, vi hi) { /* lo <= x < hi */
+    const vi at = _mm256_set1_epi32(x);
+    return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_cmpgt_epi32(lo, at), _mm256_cmpgt_epi32(hi, at)));
+}
+PI_INLINE vm v_small(vf x, vf y) { /* 0 < x < y */
+    return _mm256_and_ps(_mm256_cmp_ps(x, y, _CMP_LT_OQ), _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NEQ_OQ));
+}
+PI_INLINE bool v_any(vm m) { return _mm256_movemask_ps(m) != 0; }
+PI_INLINE vf v_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
+
 /* Integers: vi are int32 lanes, vb the same register seen as bytes or int16. */
 typedef __m256i vb;
 PI_INLINE vi v_set1i(int32_t x) { return _mm256_set1_epi32(x); }
@@ -108,3 +121,5 @@ PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_set1_epi
 #define CONTEXT_VECTORS 2
 #define CONTEXT_VECTORS_4 2
 #define CONTEXT_VECTORS_2 4
+/* And of simd/attention_rows.h: three vectors of rows by so many columns. */
+#define ROW_COLUMNS 4

@@ -37,6 +37,18 @@ PI_INLINE void v_store_codes(int8_t *q, int16_t *q16, vi x) {
 }
 PI_INLINE vf v_scale2(vf y, vf n) { return _mm512_scalef_ps(y, n); } /* y * 2^n, one rounding, also to a subnormal */
 
+/* Which lanes, and what they choose. */
+typedef __mmask16 vm;
+PI_INLINE vi v_load_int(const int32_t *p) { return _mm512_loadu_si512(p); }
+PI_INLINE vm v_between(vi lo, int32_t x, vi hi) { /* lo <= x < hi */
+    return _mm512_mask_cmpgt_epi32_mask(_mm512_cmple_epi32_mask(lo, _mm512_set1_epi32(x)), hi, _mm512_set1_epi32(x));
+}
+PI_INLINE vm v_small(vf x, vf y) { /* 0 < x < y */
+    return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), x, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+}
+PI_INLINE bool v_any(vm m) { return m != 0; }
+PI_INLINE vf v_select(vm m, vf yes, vf no) { return _mm512_mask_mov_ps(no, m, yes); }
+
 /* Integers: vi are int32 lanes, vb the same register seen as bytes or int16. */
 typedef __m512i vb;
 PI_INLINE vi v_set1i(int32_t x) { return _mm512_set1_epi32(x); }
@@ -88,3 +100,5 @@ PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_set1_
 #define CONTEXT_VECTORS 2
 #define CONTEXT_VECTORS_4 4
 #define CONTEXT_VECTORS_2 8
+/* And of simd/attention_rows.h: three vectors of rows by so many columns. */
+#define ROW_COLUMNS 8

@@ -17,6 +17,8 @@ ENTRIES = {
     "hadamard": ("mul",),
     "narrow_f16": ("narrow",),
 }
+# Of one query, and of a block of them.
+ATTENTION = (("scores", "softmax", "context"), ("rows_scores", "rows_exp", "rows_context"))
 
 
 def work(call: Call, tokens: int, before: int) -> tuple[int, int]:
@@ -45,7 +47,9 @@ def kernels(call: Call, table: Mapping[str, str]) -> str:
     elif call.op == "matmul":
         names = ["saxpy"]
     elif call.attends is not None:
-        names = [f"scores_{call.attends.dtype}", "softmax", f"context_{call.attends.dtype}"]
+        block = call.op == "fused_attention" and call.shapes[0][0] > 1
+        scores, softmax, context = ATTENTION[block]
+        names = [f"{scores}_{call.attends.dtype}", softmax, f"{context}_{call.attends.dtype}"]
     else:
         names = list(ENTRIES.get(call.op, ()))
     by_level: dict[str, list[str]] = {}

@@ -182,9 +182,9 @@ def test_windows(native: Native, layout: str, dtype: str) -> None:
     hold(native, material(32, dtype, 3, 300), layout, steps, (1, 2, 3), BLOCKS)
 
 
-@pytest.mark.parametrize("length", [5456, 5472])  # the scores of 24 rows of so many keys are 512 KiB, or more
-def test_rows_of_scores_that_fill_the_cache(native: Native, length: int) -> None:
-    hold(native, material(16, "f32", 1, 5472), "tiles", [Step(length, 26)], (1,), (64,))
+@pytest.mark.parametrize("length", [21840, 21856])  # the scores of 48 rows of so many keys are 4 MiB, or more
+def test_blocks_of_queries_have_fewer_rows_where_keys_are_many(native: Native, length: int) -> None:
+    hold(native, material(2, "f32", 1, 21856), "tiles", [Step(length, 50)], (1,), (64,))
 
 
 # ---- batches, units, threads -------------------------------------------------------------------------------
@@ -242,10 +242,19 @@ def test_unusual_queries(native: Native, layout: str, kind: str) -> None:
             native,
             material(16, "f32", 5, 65, kind),
             layout,
-            [Step(n) for n in LENGTHS if n <= 65],
+            [Step(n, t) for n in LENGTHS if n <= 65 for t in (1, 9) if t <= n],
             (5,),
             (16,),
         )
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_scores_far_apart(native: Native, dtype: str) -> None:
+    """Shares of a sum from ones down to the least that there is."""
+    of = Material(32, dtype, 2, 200)
+    of.q = of.q * f32(40)
+    steps = [Step(n, t) for n, t in product((40, 130, 200), (1, 7, 33))]
+    hold(native, of, "tiles", steps, (1, 2), (64,))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------

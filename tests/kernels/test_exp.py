@@ -81,13 +81,18 @@ def test_exp_ends(native: Native) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_the_program_for_all_inputs(tmp_path: Path) -> None:
-    program = tmp_path / "exp_all"
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("exp_all", ["0x42b00000", "0x42b40000", "2"], "262144 inputs"),
+        ("quotients", [], "46517418 quotients"),
+    ],
+)
+def test_programs_that_go_through_all(tmp_path: Path, name: str, arguments: list[str], said: str) -> None:
+    program = tmp_path / name
     flags = ["-std=gnu11", "-O2", "-ffp-contract=off", f"-I{ROOT / 'csrc'}"]
-    command = ["cc", *flags, str(ROOT / "tools/exp_all.c"), "-o", str(program), "-pthread", "-lm"]
+    command = ["cc", *flags, str(ROOT / f"tools/{name}.c"), "-o", str(program), "-pthread", "-lm"]
     subprocess.run(command, check=True)
-    run = subprocess.run(
-        [program, "0x42b00000", "0x42b40000", "2"], capture_output=True, text=True, timeout=60
-    )
+    run = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "262144 inputs" in run.stdout
+    assert said in run.stdout

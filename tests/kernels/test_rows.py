@@ -106,6 +106,22 @@ def test_rows_in_ranges(native: Native, op: str, shape: tuple[int, int], threads
     check(op, native.level, 5, (shape, threads), got, want)
 
 
+@cache
+def steep() -> tuple[np.ndarray, np.ndarray]:
+    """Rows whose shares are ones over sums of every size, of exponentials down to 0."""
+    rng = np.random.default_rng(9)
+    x = -rng.uniform(0, 110, (2000, 48)).astype(f32)
+    x[np.arange(48) < rng.integers(1, 40, (2000, 1))] = 0
+    x[500:] = -rng.exponential(2, (1500, 48)).astype(f32)
+    return x, REFERENCE.softmax_rows(x)
+
+
+def test_softmax_divides_correctly(native: Native) -> None:
+    """The vector levels make no division of most quotients."""
+    x, want = steep()
+    check("softmax_rows", native.level, 9, x.shape, row_op(native, "softmax_rows", x, x), want)
+
+
 def test_softmax_may_work_in_place(native: Native) -> None:
     x = values("random", (3, 37), seed=1)
     y = x.copy()
