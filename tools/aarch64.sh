@@ -64,8 +64,9 @@ fi
 # itself; and those that start a child, which would need binfmt.
 kernels=$(echo tests/kernels/test_{attention,exp,matmul,rope,rows,surroundings}.py)
 elsewhere="threads or ranges or gather or inaccessible or all_inputs or exports"
-# For time, too: attention at every head_dim and group, whose edges its other tests have, and FP environments for each weight type.
-elsewhere+=" or test_attention[ or environment and matmul_"
+# For time, too: attention at every head_dim and group, whose edges its other tests have; FP environments for each weight type; of
+# the matrices of one type those of one or two super-blocks, since three have all that they have.
+elsewhere+=" or test_attention[ or environment and matmul_ or test_matmul and (256] or 512])"
 check() { # CPU model, levels it must have, the golden digests to check
     export QEMU_CPU=$1
     local has own files=$kernels which="not ($elsewhere) and neon"
