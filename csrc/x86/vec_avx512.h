@@ -95,7 +95,7 @@ PI_INLINE vf v_set1_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_set1_
 #define SCORE_ROWS 12
 #define SCORE_TILES 2
 #define SCORE_TILES_4 4
-#define SCORE_TILES_2 4
+#define SCORE_TILES_2 8
 #define CONTEXT_ROWS 12
 #define CONTEXT_VECTORS 2
 #define CONTEXT_VECTORS_4 4
