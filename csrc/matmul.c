@@ -3,9 +3,9 @@
 #include "ctx.h"
 #include "pack.h"
 
-/* Tokens to a block: their quantised rows stay in the second-level cache while row groups stream by. Packed groups of a matrix
- * that lies in GGUF's layout: what a thread packs at a time, before its kernel reads it back from the cache. */
-enum { TOKEN_BYTES = 192 * 1024, PACKED_BYTES = 128 * 1024 };
+/* A block of tokens for float matmuls, which use all its columns at once: they stay in the second-level cache while row groups stream
+ * by. Packed groups of a matrix that lies in GGUF's layout: what a thread packs at a time, before its kernel reads it back from the cache. */
+enum { FLOAT_BYTES = 192 * 1024, PACKED_BYTES = 128 * 1024 };
 
 typedef struct {
     const pi_table *t;
@@ -14,7 +14,7 @@ typedef struct {
     const float *add;
     pi_act a;
     int n;
-    bool quantised;             /* any of the matrices */
+    bool quantised, floats;     /* any of the matrices */
     int64_t tokens, block;      /* rows of x; tokens to a block */
     int64_t groups, chunks;     /* row groups to a chunk; chunks over all n matrices */
     uint8_t *packed;            /* per slot: packed_bytes for groups of an unpacked matrix */
@@ -24,7 +24,8 @@ typedef struct {
 static void quantize_task(void *arg, int64_t lo, int64_t hi, int slot) {
     const matmul_job *j = arg;
     (void)slot;
-    for (int64_t r = lo; r < hi; r++) j->t->quantize(j->a.x + r * j->a.cols, &j->a, r);
+    for (int64_t r = lo * j->a.tile; r < hi * j->a.tile; r++)
+        j->t->quantize(j->a.x + pi_min(r, j->tokens - 1) * j->a.cols, &j->a, r);
 }
 
 static void kernel(const pi_table *t, const pi_weight *w, const pi_act *a, int64_t g0, int64_t g1, int64_t t0, int64_t t1, float *y,
@@ -79,9 +80,9 @@ static size_t take(size_t *used, int64_t bytes) {
     return at;
 }
 
-/* Room for the activations and for packing, in one piece of scratch. */
+/* Room for the activations, whole tiles of them, and for packing, in one piece of scratch. */
 static bool make_room(pi_ctx *c, matmul_job *j) {
-    const int64_t values = j->tokens * j->a.cols, blocks = j->tokens * j->a.nb * 4;
+    const int64_t rows = pi_ceil_div(j->tokens, j->a.tile) * j->a.tile, values = rows * j->a.cols, blocks = rows * j->a.nb * 4;
     const int threads = pi_pool_threads(c->pool);
     size_t used = 0, q = 0, q16 = 0, d = 0, off = 0, sum[2] = {0, 0}, sx[2] = {0, 0};
     if (j->quantised) {
@@ -106,20 +107,21 @@ int pi_matmul(pi_ctx *c, const pi_weight *w0, const pi_weight *w1, const pi_weig
         const pi_weight *w = j.w[i];
         if (w->cols != w0->cols || (tokens && (!x || !j.y[i]))) return PI_EINVAL;
         groups += w->groups;
-        j.quantised |= w->type->quantised;
+        *(w->type->quantised ? &j.quantised : &j.floats) = true;
         if (!w->data) j.packed_bytes = (size_t)pi_max((int64_t)j.packed_bytes, pi_max(PACKED_BYTES, w->group_bytes));
     }
     if (tokens == 0) return PI_OK;
     pi_fpenv env = pi_enter(c);
     const int64_t cols = w0->cols;
     j.t = &c->t;
-    j.a = (pi_act){.x = x, .cols = cols, .nb = cols / PI_BLOCK};
+    j.a = (pi_act){.x = x, .cols = cols, .nb = cols / PI_BLOCK, .tile = tokens < j.t->tile ? 1 : j.t->tile};
     if (!make_room(c, &j)) return pi_leave(c, env, PI_ENOMEM);
-    if (j.quantised) pi_pool_run(c->pool, tokens, pi_max(1, PI_FORK_VALUES / cols), quantize_task, &j);
+    if (j.quantised)
+        pi_pool_run(c->pool, pi_ceil_div(tokens, j.a.tile), pi_max(1, PI_FORK_VALUES / cols / j.a.tile), quantize_task, &j);
     /* One token: a few chunks a thread, so that a thread which lost its core does not hold up the rest for long.
      * Many: small chunks, each read once from memory and used for a whole block of tokens. */
     int threads = pi_pool_threads(c->pool);
-    j.block = pi_max(8, TOKEN_BYTES / cols / 8 * 8);
+    j.block = j.floats ? pi_max(1, FLOAT_BYTES / cols / PI_TILE_MULTIPLE) * PI_TILE_MULTIPLE : PI_TOKENS;
     j.groups = tokens < 8 ? pi_max(4, groups / (threads * 4) / 4 * 4) : 4;
     for (int i = 0; i < j.n; i++) j.chunks += pi_ceil_div(j.w[i]->groups, j.groups);
     pi_pool_run(c->pool, j.chunks * pi_ceil_div(tokens, j.block), 1, matmul_task, &j);

@@ -14,6 +14,7 @@ enum { CHAINS = 10 }; /* independent sums: two multipliers with a latency of fou
         PI_UNROLL for (int i = 0; i < CHAINS; i++) sum[i] = x; \
         while (steps-- > 0) \
             PI_UNROLL for (int i = 0; i < CHAINS; i++) { \
+                PI_KEEP(x); /* else a product that needs no sum is done once, before the loop */ \
                 sum[i] = next(sum[i], x, y); \
                 PI_KEEP(sum[i]); \
             } \

@@ -55,6 +55,8 @@
 enum { PI_LANES = 16, PI_BLOCK = 32, PI_SUPER = 256 };
 /* Sequential folds that run side by side. */
 enum { PI_FOLDS = 8 };
+/* Tokens that a quantised matmul takes at a time; any level's tile divides PI_TILE_MULTIPLE, and that PI_TOKENS. */
+enum { PI_TOKENS = 192, PI_TILE_MULTIPLE = 12 };
 /* V rows that a block of queries takes at a time. */
 enum { PI_ROWS_KEYS = 64 };
 
@@ -71,16 +73,18 @@ struct pi_weight {
     struct pi_arena *arena;
 };
 
-/* Quantised input rows (NUMERICS.md, 3). nb = cols / 32. */
+/* Quantised input rows (NUMERICS.md, 3). nb = cols / 32. They lie in tiles of `tile` rows, as many as a level's kernels take at
+ * once, block by block; the last tile is filled up with copies of the last row. A tile of one is the plain order, [rows][cols]. */
 typedef struct {
     const float *x;       /* [rows][cols], the rows as they came */
     int64_t cols, nb;
-    int8_t *q;            /* [rows][cols] */
-    int16_t *q16;         /* [rows][cols] q widened, each four in the order 0 2 1 3: levels without a byte dot product */
-    float *d;             /* [rows][nb] dx */
-    float *sum[2];        /* [rows][nb] sum of q over the block; [rows][nb][2] over its halves */
+    int tile;
+    int8_t *q;            /* [tiles][nb][tile][32] */
+    int16_t *q16;         /* the same, widened, each four in the order 0 2 1 3: levels without a byte dot product */
+    float *d;             /* [tiles][nb][tile] dx */
+    float *sum[2];        /* [tiles][nb][tile] sum of q over the block; [tiles][nb][2][tile] over its halves */
     float *sx[2];         /* the same sums times dx */
-    int32_t *off;         /* [rows][nb] -128 * sum of q: corrects codes shifted to unsigned */
+    int32_t *off;         /* [tiles][nb][tile] -128 * sum of q: corrects codes shifted to unsigned */
 } pi_act;
 
 /* A block of query rows in columns: all matrices are [..][ld], and rows are lanes. Row r sees the keys from[r]..to[r] of those that
@@ -96,7 +100,8 @@ typedef struct {
 } pi_rows;
 
 /* ---- the kernel table ----------------------------------------------------------------------------------
- * PI_KERNELS(X) lists every entry once (the matmuls through quant.h, so the macro must be called X); the struct, the names and the completeness check derive from it.
+ * PI_KERNELS(X) lists every entry once (the matmuls through quant.h, so the macro must be called X); the struct, the names and the
+ * completeness check derive from it.
  *
  * quantize   one row x[cols] into row `row` of an act
  * matmul_T   row groups g0..g1 times rows t0..t1 of an act: y[t * ldy + n], n < rows
@@ -159,6 +164,7 @@ typedef struct {
 #define X(name, args) void(*name) args;
     PI_KERNELS(X)
 #undef X
+    int tile; /* of a pi_act, for quantised matmuls of at least that many rows */
     const char *level_of[PI_K_COUNT]; /* which level each entry came from */
 } pi_table;
 
@@ -222,12 +228,15 @@ PI_INLINE uint32_t pi_bits_of_f32(float f) {
 
 PI_INLINE float pi_f32_of_bf16(uint16_t h) { return pi_f32_of_bits((uint32_t)h << 16); }
 
-/* What a quantised block of activations keeps beside its codes: dx, and the sums of the codes of its two halves. */
-PI_INLINE void pi_act_scales(const pi_act *a, int64_t at, float dx, int32_t low, int32_t high) {
+/* Blocks of an act that come before row `row`'s first: block b is at that plus b * tile. */
+PI_INLINE int64_t pi_act_row(const pi_act *a, int64_t row) { return row / a->tile * a->tile * a->nb + row % a->tile; }
+/* What block `at`, of the row that is t-th in its tile, keeps beside its codes: dx, and the sums of the codes of its two halves. */
+PI_INLINE void pi_act_scales(const pi_act *a, int64_t at, int64_t t, float dx, int32_t low, int32_t high) {
+    const int64_t half = 2 * at - t, other = half + a->tile;
     a->d[at] = dx;
     a->off[at] = -128 * (low + high);
-    a->sum[0][at] = (float)(low + high), a->sum[1][2 * at] = (float)low, a->sum[1][2 * at + 1] = (float)high;
-    a->sx[0][at] = (float)(low + high) * dx, a->sx[1][2 * at] = (float)low * dx, a->sx[1][2 * at + 1] = (float)high * dx;
+    a->sum[0][at] = (float)(low + high), a->sum[1][half] = (float)low, a->sum[1][other] = (float)high;
+    a->sx[0][at] = (float)(low + high) * dx, a->sx[1][half] = (float)low * dx, a->sx[1][other] = (float)high * dx;
 }
 
 /* binary16 <-> binary32 in integers: no compiler on the list lacks them, no FTZ setting reaches them. */

@@ -13,4 +13,7 @@
 #define PI_I8MM "arch=armv8.2-a+dotprod+i8mm"
 #endif
 
+/* Tokens to a tile of the quantised matmuls. */
+enum { TILE_NEON = 2, TILE_DOTPROD = 3, TILE_I8MM = 2 };
+
 #endif

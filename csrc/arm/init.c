@@ -13,18 +13,21 @@ void pi_init_neon(pi_table *t) {
 #define X(name, args) PI_SET(t, name, neon);
     PI_KERNELS(X)
 #undef X
+    t->tile = TILE_NEON;
 }
 
 void pi_init_dotprod(pi_table *t) {
 #define X(stem, ...) PI_SET(t, matmul_##stem, dotprod);
     PI_QUANTISED(X)
 #undef X
+    t->tile = TILE_DOTPROD;
 }
 
 void pi_init_i8mm(pi_table *t) {
 #define X(stem, ...) PI_SET(t, matmul_##stem, i8mm);
     PI_QUANTISED(X)
 #undef X
+    t->tile = TILE_I8MM;
 }
 
 #endif

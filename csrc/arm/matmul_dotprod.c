@@ -11,7 +11,7 @@
 PI_BEGIN(PI_DOTPROD)
 #define sums sums_sdot
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 4, 3, 4)
+#define X(stem, ...) QUANTISED(stem, 4, TILE_DOTPROD, 4)
 PI_QUANTISED(X)
 #undef X
 PI_END

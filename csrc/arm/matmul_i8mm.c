@@ -10,28 +10,33 @@
 #define LEVEL(name) name##_i8mm
 #include "vec_neon.h"
 #include "../simd/strips.h"
+#define PAIRS
 #include "sums.h"
 #include "sdot.h"
+
+PI_INLINE void unpack UNPACK_ARGS {
+    const uint32x4_t c = vreinterpretq_u32_u8(codes(f, pi_table_e2m1, code, k));
+    const uint32x4_t d = vreinterpretq_u32_u8(codes(f, pi_table_e2m1, code, k + 1));
+    v[0] = vreinterpretq_u8_u32(vzip1q_u32(c, d)), v[1] = vreinterpretq_u8_u32(vzip2q_u32(c, d));
+}
 
 PI_BEGIN(PI_I8MM)
 
 PI_INLINE void sums_smmla SUMS_ARGS {
-    if (T == 1) {
-        sums_sdot(f, code, a, t0, b, half, R, 1, dot);
+    if (tile == 1 && T == 1) {
+        sums_sdot(f, 1, code, a, t0, b, half, R, 1, dot);
         return;
     }
     const int halves = PI_SCALE_GROUPS(f);
     PI_UNROLL for (int t = 0; t < T; t += 2) {
-        const int8_t *x0 = a->q + (t0 + t) * a->cols + b * PI_BLOCK, *x1 = x0 + a->cols;
         int32x4_t sum[MAX_R][2];
         PI_UNROLL for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = vdupq_n_s32(0);
         PI_UNROLL for (int k = half * 4; k < half * 4 + 8 / halves; k += 2) {
-            const int8x16_t x = vcombine_s8(vld1_s8(x0 + k * 4), vld1_s8(x1 + k * 4));
+            const int8x16_t x = vcombine_s8(vld1_s8(a->q + step_at(a, tile, t0, b, k, t)), vld1_s8(a->q + step_at(a, tile, t0, b, k, t + 1)));
             PI_UNROLL for (int r = 0; r < R; r++) {
-                const int32x4_t u = vreinterpretq_s32_s8(signed_codes(f, code[r], k));
-                const int32x4_t v = vreinterpretq_s32_s8(signed_codes(f, code[r], k + 1));
-                sum[r][0] = vmmlaq_s32(sum[r][0], vreinterpretq_s8_s32(vzip1q_s32(u, v)), x);
-                sum[r][1] = vmmlaq_s32(sum[r][1], vreinterpretq_s8_s32(vzip2q_s32(u, v)), x);
+                vb v[2];
+                operands(f, tile, code[r], k, v);
+                PI_UNROLL for (int i = 0; i < 2; i++) sum[r][i] = vmmlaq_s32(sum[r][i], vreinterpretq_s8_u8(v[i]), x);
             }
         }
         PI_UNROLL for (int r = 0; r < R; r++) {
@@ -43,7 +48,7 @@ PI_INLINE void sums_smmla SUMS_ARGS {
 
 #define sums sums_smmla
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 4, 2, 4)
+#define X(stem, ...) QUANTISED(stem, 4, TILE_I8MM, 4)
 PI_QUANTISED(X)
 #undef X
 PI_END

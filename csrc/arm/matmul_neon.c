@@ -22,7 +22,9 @@ PI_INLINE void sums SUMS_ARGS {
         int16x8_t p = vdupq_n_s16(0), q = p;
         PI_UNROLL for (int i = 0; i < steps; i++) {
             const int k = step_codes(half, halves, i);
-            const int8x16_t c = signed_codes(f, code[r], k), x = four(a->q + (t0 + t) * a->cols + b * PI_BLOCK + k * 4);
+            vb v[2];
+            operands(f, tile, code[r], k, v);
+            const int8x16_t c = vreinterpretq_s8_u8(v[0]), x = four(a->q + step_at(a, tile, t0, b, k, t));
             p = i % room ? vmlal_s8(p, vget_low_s8(c), vget_low_s8(x)) : vmull_s8(vget_low_s8(c), vget_low_s8(x));
             q = i % room ? vmlal_high_s8(q, c, x) : vmull_high_s8(c, x);
             if ((i + 1) % room == 0 || i + 1 == steps) low = vpadalq_s16(low, p), high = vpadalq_s16(high, q);
@@ -32,7 +34,7 @@ PI_INLINE void sums SUMS_ARGS {
 }
 
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 4, 2, 4)
+#define X(stem, ...) QUANTISED(stem, 4, TILE_NEON, 4)
 PI_QUANTISED(X)
 #undef X
 

@@ -13,13 +13,13 @@ PI_INLINE void sums_sdot SUMS_ARGS {
     const int halves = PI_SCALE_GROUPS(f);
     int8x16_t x[MAX_T][2];
     PI_UNROLL for (int t = 0; t < T; t++) {
-        PI_UNROLL for (int h = 0; h < 2; h++) x[t][h] = vld1q_s8(a->q + (t0 + t) * a->cols + b * PI_BLOCK + 16 * h);
+        PI_UNROLL for (int h = 0; h < 2; h++) x[t][h] = vld1q_s8(a->q + step_at(a, tile, t0, b, 4 * h, t));
         PI_UNROLL for (int r = 0; r < R; r++) dot[r][t] = vdupq_n_s32(0);
     }
     PI_UNROLL for (int i = 0; i < 8 / halves; i++) {
         const int k = step_codes(half, halves, i);
         PI_UNROLL for (int r = 0; r < R; r++) {
-            const int8x16_t c = signed_codes(f, code[r], k);
+            const int8x16_t c = tile == 1 ? signed_codes(f, code[r], k) : vld1q_s8((const int8_t *)code[r] + k * 16);
             PI_UNROLL for (int t = 0; t < T; t++) dot[r][t] = sdot(dot[r][t], c, x[t][k / 4], k % 4);
         }
     }

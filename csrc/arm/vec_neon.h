@@ -70,6 +70,7 @@ PI_INLINE vi v_addi(vi a, vi b) { return vaddq_s32(a, b); }
 PI_INLINE vf v_from_int(vi x) { return vcvtq_f32_s32(x); }
 PI_INLINE vb vb_set1(uint8_t x) { return vdupq_n_u8(x); }
 PI_INLINE vb vb_load(const uint8_t *p) { return vld1q_u8(p); }
+PI_INLINE void vb_store(uint8_t *p, vb v) { vst1q_u8(p, v); }
 PI_INLINE vb vb_and(vb a, vb b) { return vandq_u8(a, b); }
 PI_INLINE vb vb_or(vb a, vb b) { return vorrq_u8(a, b); }
 PI_INLINE vb vb_shr(vb v, int n) { PI_SHIFT(vshrq_n_u8, v, n); }

@@ -5,4 +5,5 @@ void pi_init_ref(pi_table *t) {
 #define X(name, args) PI_SET(t, name, ref);
     PI_KERNELS(X)
 #undef X
+    t->tile = 1;
 }

@@ -5,10 +5,13 @@
 #include "ref.h"
 
 void pi_quantize_ref(const float *x, const pi_act *a, int64_t row) {
+    const int64_t first = pi_act_row(a, row);
     float zero = 0.0f; /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
     for (int64_t b = 0; b < a->nb; b++) {
         const float *xb = x + b * PI_BLOCK;
-        int64_t at = row * a->nb + b, first = row * a->cols + b * PI_BLOCK;
+        const int64_t at = first + b * a->tile;
+        int8_t *q = a->q + at * PI_BLOCK;
+        int16_t *q16 = a->q16 + at * PI_BLOCK;
         float amax = 0.0f;
         for (int i = 0; i < PI_BLOCK; i++) amax = fabsf(xb[i]) > amax ? fabsf(xb[i]) : amax;
         if (amax < 0x1p-100f) amax = 0.0f; /* 127 / amax must stay finite */
@@ -18,14 +21,14 @@ void pi_quantize_ref(const float *x, const pi_act *a, int64_t row) {
             zero = fmaf(xb[i], 0.0f, zero);
             float v = rintf(xb[i] * id);
             int8_t code = v >= -127.0f && v <= 127.0f ? (int8_t)v : 0; /* outside: only after NaN or infinity */
-            a->q[first + i] = code;
+            q[i] = code;
             sum[i / 16] += code;
         }
         for (int i = 0; i < PI_BLOCK; i += 4)
-            for (int j = 0; j < 4; j++) a->q16[first + i + j] = a->q[first + i + (j % 2 * 2 + j / 2)];
-        pi_act_scales(a, at, amax / 127.0f, sum[0], sum[1]);
+            for (int j = 0; j < 4; j++) q16[i + j] = q[i + (j % 2 * 2 + j / 2)];
+        pi_act_scales(a, at, row % a->tile, amax / 127.0f, sum[0], sum[1]);
     }
-    if (zero != 0.0f) a->d[row * a->nb] = zero;
+    if (zero != 0.0f) a->d[first] = zero;
 }
 
 /* acc: every output of a kernel's range, by an expression or a statement over row n and token t */

@@ -16,9 +16,30 @@ PI_INLINE vb codes(const pi_format f, const int8_t *e2m1, const uint8_t *p, int 
     return v;
 }
 
+/* A level's, which says by STEPS and OPERANDS(f) how many steps it takes and vectors it makes. */
+#define UNPACK_ARGS (const pi_format f, const uint8_t *code, int k, vb v[2])
+PI_INLINE void unpack UNPACK_ARGS;
+
+/* What the levels' sums multiply, of steps k .. k + STEPS. Tiles of more than one token go with spread strips. */
+PI_INLINE void operands(const pi_format f, const int tile, const uint8_t *code, int k, vb v[2]) {
+    if (tile == 1)
+        unpack(f, code, k, v);
+    else
+        for (int i = 0; i < OPERANDS(f); i++) v[i] = vb_load(code + (k / STEPS * OPERANDS(f) + i) * sizeof(vb));
+}
+
+/* Where an act holds block b of token t0 + t, in blocks, and step k of it; and the numbers of its scale group `half` of `halves`. t0 is
+ * the first of a tile. */
+PI_INLINE int64_t step_at(const pi_act *a, const int tile, int64_t t0, int64_t b, int k, int t) {
+    return (tile == 1 ? (t0 + t) * a->nb + b : t0 * a->nb + b * tile + t) * PI_BLOCK + k * 4;
+}
+PI_INLINE int64_t scale_at(const pi_act *a, const int tile, int64_t t0, int64_t b, int half, int halves, int t) {
+    return tile == 1 ? ((t0 + t) * a->nb + b) * halves + half : (t0 * a->nb + b * tile) * halves + half * tile + t;
+}
+
 /* Step i of a scale group: which vector of codes. Two that share a load follow each other. */
 PI_INLINE int step_codes(int half, int halves, int i) { return halves == 1 ? i % 2 * 4 + i / 2 : half * 4 + i; }
 
 #define SUMS_ARGS \
-    (const pi_format f, const uint8_t *const *code, const pi_act *a, int64_t t0, int64_t b, int half, const int R, const int T, \
-     vi dot[MAX_R][MAX_T])
+    (const pi_format f, const int tile, const uint8_t *const *code, const pi_act *a, int64_t t0, int64_t b, int half, const int R, \
+     const int T, vi dot[MAX_R][MAX_T])

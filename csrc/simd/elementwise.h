@@ -124,30 +124,41 @@ void LEVEL(pi_rope)(const float *x, const float *cos, const float *sin, int64_t 
 }
 
 void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
-    vf zeros = v_set1(0.0f); /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
-    int8_t *q = a->q + row * a->cols;
-    int16_t *q16 = a->q16 + row * a->cols;
-    for (int64_t b = 0; b < a->nb; b++, x += PI_BLOCK, q += PI_BLOCK, q16 += PI_BLOCK) {
-        vf m = v_set1(0.0f), v[PI_BLOCK / V];
-        PI_UNROLL for (int i = 0; i < PI_BLOCK / V; i++) {
-            v[i] = v_load(x + i * V);
-            m = v_max(m, v_abs(v[i]));
-            zeros = v_fma(v[i], v_set1(0.0f), zeros);
+    enum { BLOCKS = 16, PARTS = PI_BLOCK / V }; /* so many at a time: each step of a block takes longer than it keeps the machine busy */
+    const int64_t first = pi_act_row(a, row), t = row % a->tile;
+    vf zeros = v_set1(0.0f);                    /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
+    for (int64_t b0 = 0; b0 < a->nb; b0 += BLOCKS, x += BLOCKS * PI_BLOCK) {
+        const int n = (int)pi_min(BLOCKS, a->nb - b0);
+        float amax[BLOCKS] = {0}, id[BLOCKS], dx[BLOCKS];
+        for (int b = 0; b < n; b++) {
+            vf m = v_set1(0.0f);
+            PI_UNROLL for (int i = 0; i < PARTS; i++) {
+                const vf v = v_load(x + b * PI_BLOCK + i * V);
+                m = v_max(m, v_abs(v));
+                zeros = v_fma(v, v_set1(0.0f), zeros);
+            }
+            amax[b] = v_max_across(m);
         }
-        float amax = v_max_across(m);
-        if (amax < 0x1p-100f) amax = 0.0f;
-        const vf id = v_set1(amax > 0.0f ? 127.0f / amax : 0.0f);
-        int32_t sum[2] = {0, 0};
-        PI_UNROLL for (int i = 0; i < PI_BLOCK / V; i++) {
-            /* The bounds change no number; they keep what comes of NaN within a byte. */
-            const vi code = v_to_int(v_min(v_max(v_mul(v[i], id), v_set1(-127.0f)), v_set1(127.0f)));
-            v_store_codes(q + i * V, q16 + i * V, code);
-            sum[i * V / 16] += v_sum(code);
+        for (int b = 0; b < BLOCKS; b += V) {
+            const vf top = v_load(amax + b), m = v_select(v_small(top, v_set1(0x1p-100f)), v_set1(0.0f), top);
+            v_store(id + b, v_select(v_small(m, v_set1(INFINITY)), v_div(v_set1(127.0f), m), v_set1(0.0f)));
+            v_store(dx + b, v_div(m, v_set1(127.0f)));
         }
-        pi_act_scales(a, row * a->nb + b, amax / 127.0f, sum[0], sum[1]);
+        for (int b = 0; b < n; b++) {
+            const int64_t at = first + (b0 + b) * a->tile;
+            int32_t sum[2] = {0, 0};
+            PI_UNROLL for (int i = 0; i < PARTS; i++) {
+                /* The bounds change no number; they keep what comes of NaN within a byte. */
+                const vf v = v_mul(v_load(x + b * PI_BLOCK + i * V), v_set1(id[b]));
+                const vi code = v_to_int(v_min(v_max(v, v_set1(-127.0f)), v_set1(127.0f)));
+                v_store_codes(a->q + at * PI_BLOCK + i * V, a->q16 + at * PI_BLOCK + i * V, code);
+                sum[i * V / 16] += v_sum(code);
+            }
+            pi_act_scales(a, at, t, dx[b], sum[0], sum[1]);
+        }
     }
     float lane[V], zero = 0.0f;
     v_store(lane, zeros);
     for (int i = 0; i < V; i++) zero += lane[i];
-    if (zero != 0.0f) a->d[row * a->nb] = zero;
+    if (zero != 0.0f) a->d[first] = zero;
 }

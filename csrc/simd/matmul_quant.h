@@ -1,14 +1,19 @@
 /* The quantised matmul for vectors of V lanes: lane = weight row, so a fold lives in one lane from first block to last. The
- * including file has a level's way to add up the codes of one scale group:
+ * including file has a level's way to multiply,
  *
- *   sums(f, code, a, t0, b, half, R, T, dot)   dot[r][t] = the sum of (code as stored, or table[code]) * q, exact integers,
- *                                              over block b of token t0 + t, or over one half of it
+ *   unpack(f, code, k, v)    v[OPERANDS(f)] = packed codes of steps k .. k + STEPS (a step is four codes of each row of a strip) in
+ *                            the form that `sums` multiplies
+ *   sums(f, tile, code, a, t0, b, half, R, T, dot)
+ *                            dot[r][t] = the sum of (code as stored, or table[code]) * q, exact integers, over block b of token
+ *                            t0 + t, or over one half of it; code[r] are strip r's codes of that block
  *
- * where code[r] are strip r's codes of that block. All else (scales, offsets, minimums, the fold) stands here, once for all
- * types and levels. NUMERICS.md section 3. */
+ * and all else (scales, offsets, minimums, the fold) stands here, once for all types and levels. NUMERICS.md section 3.
+ *
+ * A few tokens read strips as they are packed. Many read them spread: PANEL_BLOCKS blocks of R strips are unpacked into a panel that
+ * stays in the first-level cache while all tokens pass by, and their folds wait in memory for the next blocks. */
 
-/* Scale and minimum of a strip's rows: `at` are the group's scales, `lane` the strip's first. */
-PI_INLINE void scales(const pi_format f, const uint8_t *at, int64_t lane, int64_t b, int half, vf *s, vf *m) {
+/* Scale and minimum of a strip's rows as packed: `at` are the group's scales, `lane` the strip's first. */
+PI_INLINE void unpack_scales(const pi_format f, const uint8_t *at, int64_t lane, int64_t b, int half, vf *s, vf *m) {
     const uint8_t *super = at + b / 8 * (PI_SUPER_BYTES(f) + 8 * PI_SUB_BYTES(f));
     const uint8_t *sub = super + PI_SUPER_BYTES(f) + b % 8 * PI_SUB_BYTES(f) + lane;
     const uint16_t *d = (const uint16_t *)(PI_HAS_SUPER(f) ? super : sub - lane) + lane;
@@ -29,44 +34,144 @@ PI_INLINE void scales(const pi_format f, const uint8_t *at, int64_t lane, int64_
     }
 }
 
-PI_INLINE void tile_quantised(const pi_format f, const pi_weight *w, const pi_act *a, int64_t s0, int64_t s_last, int64_t t0, float *y,
-                              int64_t ldy, const int R, const int T) {
+/* One strip, packed or spread: its codes and scales of the next block. */
+typedef struct {
+    const uint8_t *code, *scale;
+    int64_t lane; /* packed: the strip's first in its group */
+} strip;
+
+#define SPREAD_CODE_BYTES(f) ((int)(8 / STEPS * OPERANDS(f) * sizeof(vb)))
+#define SPREAD_SCALES(f) (PI_SCALE_GROUPS(f) * (PI_HAS_MIN(f) ? 2 : 1)) /* vectors: s and m of each scale group */
+
+/* T tokens from t0 on go on folding blocks b0..b1 of R strips. */
+PI_INLINE void fold(const pi_format f, const int tile, const strip *w, const pi_act *a, int64_t t0, int64_t b0, int64_t b1, const int R,
+                    const int T, vf acc[MAX_R][MAX_T]) {
     const int halves = PI_SCALE_GROUPS(f), offset = f.table == PI_TABLE_E2M1 ? E2M1_OFFSET : f.offset;
     const float *sum = a->sum[halves - 1], *sx = a->sx[halves - 1];
-    const uint8_t *code[MAX_R], *scale[MAX_R];
-    int64_t lane[MAX_R];
-    vf acc[MAX_R][MAX_T];
-    for (int r = 0; r < R; r++) {
-        const int64_t s = pi_min(s0 + r, s_last);
-        lane[r] = strip_lane(s);
-        code[r] = strip_group(w, s) + lane[r] * 4;
-        scale[r] = strip_group(w, s) + a->nb * PI_CODE_BYTES(f);
-    }
-    PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int t = 0; t < T; t++) acc[r][t] = v_set1(0.0f);
-    for (int64_t b = 0; b < a->nb; b++) {
+    const uint8_t *code[MAX_R];
+    for (int r = 0; r < R; r++) code[r] = w[r].code;
+    for (int64_t b = b0; b < b1; b++) {
         PI_UNROLL for (int half = 0; half < halves; half++) {
             vi dot[MAX_R][MAX_T];
-            sums(f, code, a, t0, b, half, R, T, dot);
+            sums(f, tile, code, a, t0, b, half, R, T, dot);
             PI_UNROLL for (int r = 0; r < R; r++) {
                 vf s = v_set1(0.0f), m = s;
-                scales(f, scale[r], lane[r], b, half, &s, &m);
+                if (tile > 1) {
+                    const float *at = (const float *)w[r].scale + ((b - b0) * halves + half) * (PI_HAS_MIN(f) ? 2 : 1) * V;
+                    s = v_load(at);
+                    if (PI_HAS_MIN(f)) m = v_load(at + V);
+                } else
+                    unpack_scales(f, w[r].scale, w[r].lane, b, half, &s, &m);
                 PI_UNROLL for (int t = 0; t < T; t++) {
-                    const int64_t row = (t0 + t) * a->nb + b;
+                    const int64_t at = scale_at(a, tile, t0, b, half, halves, t);
                     vf i = v_from_int(dot[r][t]); /* below 2^24, so taking the offset off in floats is exact */
-                    if (offset) i = v_fma(v_set1((float)-offset), v_set1(sum[row * halves + half]), i);
-                    acc[r][t] = v_fma(i, v_mul(s, v_set1(a->d[row])), acc[r][t]);
-                    if (PI_HAS_MIN(f)) acc[r][t] = v_fma(m, v_set1(sx[row * halves + half]), acc[r][t]);
+                    if (offset) i = v_fma(v_set1((float)-offset), v_set1(sum[at]), i);
+                    acc[r][t] = v_fma(i, v_mul(s, v_set1(a->d[scale_at(a, tile, t0, b, 0, 1, t)])), acc[r][t]);
+                    if (PI_HAS_MIN(f)) acc[r][t] = v_fma(m, v_set1(sx[at]), acc[r][t]);
                 }
             }
         }
-        for (int r = 0; r < R; r++) code[r] += PI_CODE_BYTES(f);
+        for (int r = 0; r < R; r++) code[r] += tile > 1 ? SPREAD_CODE_BYTES(f) : PI_CODE_BYTES(f);
     }
+}
+
+PI_INLINE strip packed_strip(const pi_format f, const pi_weight *w, const pi_act *a, int64_t s) {
+    const uint8_t *group = strip_group(w, s);
+    return (strip){group + strip_lane(s) * 4, group + a->nb * PI_CODE_BYTES(f), strip_lane(s)};
+}
+
+PI_INLINE void tile_packed(const pi_format f, const pi_weight *w, const pi_act *a, int64_t s0, int64_t s_last, int64_t t0, float *y,
+                           int64_t ldy, const int R, const int T) {
+    strip at[MAX_R];
+    vf acc[MAX_R][MAX_T];
+    for (int r = 0; r < R; r++) at[r] = packed_strip(f, w, a, pi_min(s0 + r, s_last));
+    PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int t = 0; t < T; t++) acc[r][t] = v_set1(0.0f);
+    fold(f, 1, at, a, t0, 0, a->nb, R, T, acc);
     PI_UNROLL for (int r = 0; r < R; r++)
         PI_UNROLL for (int t = 0; t < T; t++) store_strip(w, pi_min(s0 + r, s_last), y + (t0 + t) * ldy, acc[r][t]);
 }
 
-#define TILE_QUANTISED(stem, ...) \
-    PI_INLINE void tile_##stem TILE_ARGS { \
-        tile_quantised(PI_FORMAT(stem, __VA_ARGS__), w, a, s0, s_last, t0, y, ldy, R, T); \
+/* A panel has 256 columns, which share scales, of at most so many rows; folds of more rows wait, so that the same activations serve
+ * them all. MAX_SPREAD bytes hold a block of a strip. */
+enum { PANEL_BLOCKS = PI_SUPER / PI_BLOCK, PANEL_ROWS = 32, WAITING_ROWS = 64, MAX_SPREAD = 8 * 2 * sizeof(vb) };
+
+/* Blocks b0..b1 of a strip into a panel. */
+PI_INLINE void spread_strip(const pi_format f, const strip w, int64_t b0, int64_t b1, uint8_t *code, float *scale) {
+    const uint8_t *from = w.code + b0 * PI_CODE_BYTES(f);
+    for (int64_t b = b0; b < b1; b++, from += PI_CODE_BYTES(f), code += SPREAD_CODE_BYTES(f)) {
+        PI_UNROLL for (int k = 0; k < 8; k += STEPS) {
+            vb v[2];
+            unpack(f, from, k, v);
+            for (int i = 0; i < OPERANDS(f); i++) vb_store(code + (k / STEPS * OPERANDS(f) + i) * sizeof(vb), v[i]);
+        }
+        for (int half = 0; half < PI_SCALE_GROUPS(f); half++) {
+            vf s = v_set1(0.0f), m = s;
+            unpack_scales(f, w.scale, w.lane, b, half, &s, &m);
+            v_store(scale, s), scale += V;
+            if (PI_HAS_MIN(f)) v_store(scale, m), scale += V;
+        }
     }
+}
+
+/* The tokens of a tile, T or the first N of them, go on with their folds at `wait`, which become outputs at the last block. */
+PI_INLINE void tile_spread(const pi_format f, const strip *at, const pi_weight *w, const pi_act *a, int64_t s0, int64_t s_last, int64_t t0,
+                           int64_t t1, int64_t b0, int64_t b1, float *wait, float *y, int64_t ldy, const int R, const int T, const int N) {
+    vf acc[MAX_R][MAX_T];
+    PI_UNROLL for (int r = 0; r < R; r++)
+        PI_UNROLL for (int t = 0; t < N; t++) acc[r][t] = b0 ? v_load(wait + (r * T + t) * V) : v_set1(0.0f);
+    fold(f, T, at, a, t0, b0, b1, R, N, acc);
+    PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int t = 0; t < N; t++) {
+        if (b1 < a->nb)
+            v_store(wait + (r * T + t) * V, acc[r][t]);
+        else if (t0 + t < t1)
+            store_strip(w, pi_min(s0 + r, s_last), y + (t0 + t) * ldy, acc[r][t]);
+    }
+}
+
+/* Strips s0..s1, of WAITING_ROWS, by at most PI_TOKENS tokens t0..t1, t0 the first of a tile. */
+PI_INLINE void panels(const pi_format f, const pi_weight *w, const pi_act *a, int64_t s0, int64_t s1, int64_t t0, int64_t t1, float *y,
+                      int64_t ldy, const int R, const int T) {
+    _Alignas(64) uint8_t code[PANEL_BLOCKS * MAX_SPREAD * PANEL_ROWS / V];
+    _Alignas(64) float scale[PANEL_BLOCKS * 4 * PANEL_ROWS], waiting[PI_TOKENS * WAITING_ROWS];
+    const int few = (T + 1) / 2;
+    for (int64_t b0 = 0, b1; b0 < a->nb; b0 = b1) {
+        float *wait = waiting;
+        b1 = pi_min(b0 + PANEL_BLOCKS, a->nb);
+        for (int64_t s = s0; s < s1; s += R) {
+            strip at[MAX_R];
+            for (int r = 0; r < R; r++) {
+                uint8_t *const c = code + r * PANEL_BLOCKS * SPREAD_CODE_BYTES(f);
+                float *const v = scale + r * PANEL_BLOCKS * SPREAD_SCALES(f) * V;
+                spread_strip(f, packed_strip(f, w, a, pi_min(s + r, s1 - 1)), b0, b1, c, v);
+                at[r] = (strip){c, (const uint8_t *)v, 0};
+            }
+            for (int64_t t = t0; t < t1; t += T, wait += R * T * V)
+                if (t1 - t > few)
+                    tile_spread(f, at, w, a, s, s1 - 1, t, t1, b0, b1, wait, y, ldy, R, T, T);
+                else
+                    tile_spread(f, at, w, a, s, s1 - 1, t, t1, b0, b1, wait, y, ldy, R, T, few);
+        }
+    }
+}
+
+#define PANEL_ARGS \
+    (const pi_weight *w, const pi_act *a, int64_t s0, int64_t s1, int64_t t0, int64_t t1, float *y, int64_t ldy, const int R, const int T)
+
+/* A kernel: tiles of R strips by T tokens, where the activations lie in such tiles; else two tokens at a time, or R1 strips by one. */
+#define QUANTISED(stem, R, T, R1) \
+    static TILED(LEVEL(few_##stem), tile_##stem, R, 2, R1) \
+    _Static_assert(PI_TILE_MULTIPLE % (T) == 0 && WAITING_ROWS % ((R) * V) == 0 && (R) * V <= PANEL_ROWS, "what panels hold"); \
+    void LEVEL(pi_matmul_##stem) PI_MATMUL_ARGS { \
+        if (a->tile != T) { \
+            LEVEL(few_##stem)(w, a, g0, g1, t0, t1, y, ldy); \
+            return; \
+        } \
+        const int64_t strips = WAITING_ROWS / V, end = g1 * GROUP_STRIPS; \
+        for (int64_t s = g0 * GROUP_STRIPS; s < end; s += strips) \
+            for (int64_t t = t0; t < t1; t += PI_TOKENS) \
+                panels_##stem(w, a, s, pi_min(s + strips, end), t, pi_min(t + PI_TOKENS, t1), y, ldy, R, T); \
+    }
+#define TILE_QUANTISED(stem, ...) \
+    PI_INLINE void tile_##stem TILE_ARGS { tile_packed(PI_FORMAT(stem, __VA_ARGS__), w, a, s0, s_last, t0, y, ldy, R, T); } \
+    PI_INLINE void panels_##stem PANEL_ARGS { panels(PI_FORMAT(stem, __VA_ARGS__), w, a, s0, s1, t0, t1, y, ldy, R, T); }
 PI_QUANTISED(TILE_QUANTISED)

@@ -13,12 +13,14 @@ void pi_init_avx2(pi_table *t) {
 #define X(name, args) PI_SET(t, name, avx2);
     PI_KERNELS(X)
 #undef X
+    t->tile = TILE_AVX2;
 }
 
 void pi_init_avx512(pi_table *t) {
 #define X(name, args) PI_SET(t, name, avx512);
     PI_KERNELS(X)
 #undef X
+    t->tile = TILE_AVX512;
 }
 
 void pi_init_avx512vnni(pi_table *t) {

@@ -8,7 +8,7 @@ PI_BEGIN("avx2,fma,f16c")
 #include "../simd/strips.h"
 #include "sums.h"
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 1, 4, 2)
+#define X(stem, ...) QUANTISED(stem, 2, TILE_AVX2, 2)
 PI_QUANTISED(X)
 #undef X
 PI_END

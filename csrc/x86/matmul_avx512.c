@@ -8,7 +8,7 @@ PI_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,avx2")
 #include "../simd/strips.h"
 #include "sums.h"
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 2, 6, 4)
+#define X(stem, ...) QUANTISED(stem, 2, TILE_AVX512, 4)
 PI_QUANTISED(X)
 #undef X
 PI_END

@@ -10,7 +10,7 @@ PI_INLINE vi v_dpbusd(vi acc, vb u, vb s) { return _mm512_dpbusd_epi32(acc, u, s
 #include "../simd/strips.h"
 #include "sums.h"
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) TILED(LEVEL(pi_matmul_##stem), tile_##stem, 2, 6, 4)
+#define X(stem, ...) QUANTISED(stem, 2, TILE_AVX512, 4)
 PI_QUANTISED(X)
 #undef X
 PI_END

@@ -78,6 +78,7 @@ PI_INLINE vi v_addi(vi a, vi b) { return _mm256_add_epi32(a, b); }
 PI_INLINE vf v_from_int(vi x) { return _mm256_cvtepi32_ps(x); }
 PI_INLINE vb vb_set1(uint8_t x) { return _mm256_set1_epi8((char)x); }
 PI_INLINE vb vb_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+PI_INLINE void vb_store(uint8_t *p, vb v) { _mm256_storeu_si256((__m256i *)p, v); }
 PI_INLINE vb vb_four(const void *p) { return _mm256_set1_epi32((int)*(const pi_u32 *)p); }
 PI_INLINE vb vb_and(vb a, vb b) { return _mm256_and_si256(a, b); }
 PI_INLINE vb vb_or(vb a, vb b) { return _mm256_or_si256(a, b); }

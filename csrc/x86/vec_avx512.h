@@ -56,6 +56,7 @@ PI_INLINE vi v_addi(vi a, vi b) { return _mm512_add_epi32(a, b); }
 PI_INLINE vf v_from_int(vi x) { return _mm512_cvtepi32_ps(x); }
 PI_INLINE vb vb_set1(uint8_t x) { return _mm512_set1_epi8((char)x); }
 PI_INLINE vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+PI_INLINE void vb_store(uint8_t *p, vb v) { _mm512_storeu_si512(p, v); }
 PI_INLINE vb vb_four(const void *p) { return _mm512_set1_epi32((int)*(const pi_u32 *)p); }
 PI_INLINE vb vb_and(vb a, vb b) { return _mm512_and_si512(a, b); }
 PI_INLINE vb vb_or(vb a, vb b) { return _mm512_or_si512(a, b); }

@@ -24,7 +24,7 @@ from pyinfer.backend import reference as ref
 
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 40)
-COLS_OF_BLOCK = {1: (1, 7, 32, 33, 64, 96, 256), 32: (32, 64, 96, 256), 256: (256, 512, 768)}
+COLS_OF_BLOCK = {1: (1, 7, 32, 33, 64, 96, 256), 32: (32, 64, 96, 288), 256: (256, 512, 768)}
 COLS = {type_: COLS_OF_BLOCK[block] for type_, block in BLOCK.items()}
 MATRICES = [(type_, cols) for type_ in COLS for cols in COLS[type_]]
 
@@ -136,10 +136,12 @@ def test_several_matrices_at_once(parts: tuple[tuple[str, int], ...], threads: i
 
 
 @pytest.mark.parametrize("type_", COLS)
-def test_blocks_of_tokens_and_threads_agree_across_levels(type_: str) -> None:
-    """More tokens than one block holds (192 KiB of codes), more chunks than threads, more groups than are
+@pytest.mark.parametrize(("rows", "cols", "tokens"), [(161, 4096, 53), (97, 512, 203)])
+def test_blocks_of_tokens_and_threads_agree_across_levels(
+    type_: str, rows: int, cols: int, tokens: int
+) -> None:
+    """More tokens than one block holds (192 quantised ones), more chunks than threads, more groups than are
     packed at a time of an unpacked matrix."""
-    rows, cols, tokens = 161, 4096, 53
     raw, x = raw_weight(type_, "random", rows, cols, seed=8), values("random", (tokens, cols), seed=9)
     want = None
     for level in LEVELS:
