@@ -50,7 +50,7 @@ echo "== metal: other C files for macOS"
 python -m venv "$dir/zig"
 "$dir/zig/bin/python" -m pip install -qq --disable-pip-version-check ziglang
 export ZIG_GLOBAL_CACHE_DIR=$tmp/zig ZIG_LOCAL_CACHE_DIR=$tmp/zig
-find csrc -name '*.c' | sort | xargs -P "$(nproc)" -I{} sh -c '"$0" -m ziglang cc -target aarch64-macos -std=gnu11 -O1 -Wall -Wextra -Werror \
+find csrc -name '*.c' | sort | xargs -P "$(nproc)" -I{} sh -c '"$0" -m ziglang cc -target aarch64-macos -std=gnu11 -O0 -Wall -Wextra -Werror \
     -Wno-unknown-pragmas -ffp-contract=off -fvisibility=hidden -I csrc -c "$1" -o "$2/$(echo "$1" | tr / _).o"' "$dir/zig/bin/python" {} "$tmp"
 echo "metal: $(ls "$tmp"/csrc_*.o | wc -l) files"
 echo "metal: kernels and models give the reference's bytes under the stand-in"
