@@ -4,8 +4,9 @@
  *   x    | x0 x1 x2 x3        | x0 x1 x2 x3        | ...      4 bytes of one token, broadcast
  *   dot  | row 0: int32       | row 1: int32       | ...
  *
- * With VNNI, dpbusd multiplies unsigned by signed bytes and sums four without saturation. Without it, maddubs sums pairs
- * in int16, which hold several steps of small codes before they must widen; wide signed codes are split into even and odd int16. */
+ * Such four columns are a step; eight make a block. With VNNI, dpbusd multiplies unsigned by signed bytes and sums four without
+ * saturation. Without it, maddubs sums pairs in int16, which hold several steps of small codes before they must widen; wide signed
+ * codes are split into even and odd int16. */
 
 #define WIDE(f) ((f).bits == 8 || (f).table == PI_TABLE_NL) /* codes of the whole int8 range */
 #ifdef VNNI
