@@ -114,7 +114,7 @@ int pi_matmul(pi_ctx *c, const pi_weight *w0, const pi_weight *w1, const pi_weig
     pi_fpenv env = pi_enter(c);
     const int64_t cols = w0->cols;
     j.t = &c->t;
-    j.a = (pi_act){.x = x, .cols = cols, .nb = cols / PI_BLOCK, .tile = tokens < j.t->tile ? 1 : j.t->tile};
+    j.a = (pi_act){.x = x, .cols = cols, .nb = cols / PI_BLOCK, .tile = tokens < PI_PANEL_TOKENS ? 1 : j.t->tile};
     if (!make_room(c, &j)) return pi_leave(c, env, PI_ENOMEM);
     if (j.quantised)
         pi_pool_run(c->pool, pi_ceil_div(tokens, j.a.tile), pi_max(1, PI_FORK_VALUES / cols / j.a.tile), quantize_task, &j);

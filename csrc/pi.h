@@ -55,6 +55,8 @@
 enum { PI_LANES = 16, PI_BLOCK = 32, PI_SUPER = 256 };
 /* Sequential folds that run side by side. */
 enum { PI_FOLDS = 8 };
+/* Fewer tokens do not repay the unpacking of weights into panels (simd/matmul_quant.h). */
+enum { PI_PANEL_TOKENS = 32 };
 /* Tokens that a quantised matmul takes at a time; any level's tile divides PI_TILE_MULTIPLE, and that PI_TOKENS. */
 enum { PI_TOKENS = 192, PI_TILE_MULTIPLE = 12 };
 /* V rows that a block of queries takes at a time. */
@@ -74,7 +76,7 @@ struct pi_weight {
 };
 
 /* Quantised input rows (NUMERICS.md, 3). nb = cols / 32. They lie in tiles of `tile` rows, as many as a level's kernels take at
- * once, block by block; the last tile is filled up with copies of the last row. A tile of one is the plain order, [rows][cols]. */
+ * once, block by block; the last tile is filled up with copies of the last row. Few rows lie in plain order, [rows][cols]: tiles of one. */
 typedef struct {
     const float *x;       /* [rows][cols], the rows as they came */
     int64_t cols, nb;
@@ -164,7 +166,7 @@ typedef struct {
 #define X(name, args) void(*name) args;
     PI_KERNELS(X)
 #undef X
-    int tile; /* of a pi_act, for quantised matmuls of at least that many rows */
+    int tile; /* of a pi_act, for quantised matmuls of PI_PANEL_TOKENS or more */
     const char *level_of[PI_K_COUNT]; /* which level each entry came from */
 } pi_table;
 

@@ -113,14 +113,14 @@ PI_INLINE void spread_strip(const pi_format f, const strip w, int64_t b0, int64_
     }
 }
 
-/* The tokens of a tile, T or the first N of them, go on with their folds at `wait`, which become outputs at the last block. */
+/* The T tokens of a tile go on with their folds at `wait`, which become outputs at the last block. */
 PI_INLINE void tile_spread(const pi_format f, const strip *at, const pi_weight *w, const pi_act *a, int64_t s0, int64_t s_last, int64_t t0,
-                           int64_t t1, int64_t b0, int64_t b1, float *wait, float *y, int64_t ldy, const int R, const int T, const int N) {
+                           int64_t t1, int64_t b0, int64_t b1, float *wait, float *y, int64_t ldy, const int R, const int T) {
     vf acc[MAX_R][MAX_T];
     PI_UNROLL for (int r = 0; r < R; r++)
-        PI_UNROLL for (int t = 0; t < N; t++) acc[r][t] = b0 ? v_load(wait + (r * T + t) * V) : v_set1(0.0f);
-    fold(f, T, at, a, t0, b0, b1, R, N, acc);
-    PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int t = 0; t < N; t++) {
+        PI_UNROLL for (int t = 0; t < T; t++) acc[r][t] = b0 ? v_load(wait + (r * T + t) * V) : v_set1(0.0f);
+    fold(f, T, at, a, t0, b0, b1, R, T, acc);
+    PI_UNROLL for (int r = 0; r < R; r++) PI_UNROLL for (int t = 0; t < T; t++) {
         if (b1 < a->nb)
             v_store(wait + (r * T + t) * V, acc[r][t]);
         else if (t0 + t < t1)
@@ -133,7 +133,6 @@ PI_INLINE void panels(const pi_format f, const pi_weight *w, const pi_act *a, in
                       int64_t ldy, const int R, const int T) {
     _Alignas(64) uint8_t code[PANEL_BLOCKS * MAX_SPREAD * PANEL_ROWS / V];
     _Alignas(64) float scale[PANEL_BLOCKS * 4 * PANEL_ROWS], waiting[PI_TOKENS * WAITING_ROWS];
-    const int few = (T + 1) / 2;
     for (int64_t b0 = 0, b1; b0 < a->nb; b0 = b1) {
         float *wait = waiting;
         b1 = pi_min(b0 + PANEL_BLOCKS, a->nb);
@@ -146,10 +145,7 @@ PI_INLINE void panels(const pi_format f, const pi_weight *w, const pi_act *a, in
                 at[r] = (strip){c, (const uint8_t *)v, 0};
             }
             for (int64_t t = t0; t < t1; t += T, wait += R * T * V)
-                if (t1 - t > few)
-                    tile_spread(f, at, w, a, s, s1 - 1, t, t1, b0, b1, wait, y, ldy, R, T, T);
-                else
-                    tile_spread(f, at, w, a, s, s1 - 1, t, t1, b0, b1, wait, y, ldy, R, T, few);
+                tile_spread(f, at, w, a, s, s1 - 1, t, t1, b0, b1, wait, y, ldy, R, T);
         }
     }
 }
@@ -157,9 +153,9 @@ PI_INLINE void panels(const pi_format f, const pi_weight *w, const pi_act *a, in
 #define PANEL_ARGS \
     (const pi_weight *w, const pi_act *a, int64_t s0, int64_t s1, int64_t t0, int64_t t1, float *y, int64_t ldy, const int R, const int T)
 
-/* A kernel: tiles of R strips by T tokens, where the activations lie in such tiles; else two tokens at a time, or R1 strips by one. */
+/* A kernel: tiles of R strips by T tokens, through panels where the activations lie in such tiles; R1 strips by a single token. */
 #define QUANTISED(stem, R, T, R1) \
-    static TILED(LEVEL(few_##stem), tile_##stem, R, 2, R1) \
+    static TILED(LEVEL(few_##stem), tile_##stem, R, T, R1) \
     _Static_assert(PI_TILE_MULTIPLE % (T) == 0 && WAITING_ROWS % ((R) * V) == 0 && (R) * V <= PANEL_ROWS, "what panels hold"); \
     void LEVEL(pi_matmul_##stem) PI_MATMUL_ARGS { \
         if (a->tile != T) { \

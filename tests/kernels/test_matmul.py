@@ -23,7 +23,7 @@ from kernels.harness import (
 from pyinfer.backend import reference as ref
 
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48)
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 40)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 31, 32, 37, 40)
 COLS_OF_BLOCK = {1: (1, 7, 32, 33, 64, 96, 256), 32: (32, 64, 96, 288), 256: (256, 512, 768)}
 COLS = {type_: COLS_OF_BLOCK[block] for type_, block in BLOCK.items()}
 MATRICES = [(type_, cols) for type_ in COLS for cols in COLS[type_]]
