@@ -19,6 +19,7 @@ PI_INLINE void sums_sdot SUMS_ARGS {
     PI_UNROLL for (int i = 0; i < 8 / halves; i++) {
         const int k = step_codes(half, halves, i);
         PI_UNROLL for (int r = 0; r < R; r++) {
+            /* (Not by `operands`: matmul_i8mm.c, whose steps come in pairs, comes here with packed strips alone.) */
             const int8x16_t c = tile == 1 ? signed_codes(f, code[r], k) : vld1q_s8((const int8_t *)code[r] + k * 16);
             PI_UNROLL for (int t = 0; t < T; t++) dot[r][t] = sdot(dot[r][t], c, x[t][k / 4], k % 4);
         }

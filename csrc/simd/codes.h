@@ -28,8 +28,8 @@ PI_INLINE void operands(const pi_format f, const int tile, const uint8_t *code, 
         for (int i = 0; i < OPERANDS(f); i++) v[i] = vb_load(code + (k / STEPS * OPERANDS(f) + i) * sizeof(vb));
 }
 
-/* Where an act holds block b of token t0 + t, in blocks, and step k of it; and the numbers of its scale group `half` of `halves`. t0 is
- * the first of a tile. */
+/* Where an act holds step k of block b of token t0 + t, in codes; and the numbers of that block's scale group `half` of `halves`. t0 is
+ * the first token of a tile. */
 PI_INLINE int64_t step_at(const pi_act *a, const int tile, int64_t t0, int64_t b, int k, int t) {
     return (tile == 1 ? (t0 + t) * a->nb + b : t0 * a->nb + b * tile + t) * PI_BLOCK + k * 4;
 }

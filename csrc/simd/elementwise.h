@@ -124,9 +124,10 @@ void LEVEL(pi_rope)(const float *x, const float *cos, const float *sin, int64_t 
 }
 
 void LEVEL(pi_quantize)(const float *x, const pi_act *a, int64_t row) {
-    enum { BLOCKS = 16, PARTS = PI_BLOCK / V }; /* so many at a time: each step of a block takes longer than it keeps the machine busy */
+    /* So many blocks at a time, since the steps of one hang on each other for longer than they keep the machine busy. */
+    enum { BLOCKS = 16, PARTS = PI_BLOCK / V };
     const int64_t first = pi_act_row(a, row), t = row % a->tile;
-    vf zeros = v_set1(0.0f);                    /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
+    vf zeros = v_set1(0.0f); /* or NaN, when x holds NaN or infinity: then so must all that is computed from the row */
     for (int64_t b0 = 0; b0 < a->nb; b0 += BLOCKS, x += BLOCKS * PI_BLOCK) {
         const int n = (int)pi_min(BLOCKS, a->nb - b0);
         float amax[BLOCKS] = {0}, id[BLOCKS], dx[BLOCKS];

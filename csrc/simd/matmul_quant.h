@@ -48,6 +48,7 @@ PI_INLINE void fold(const pi_format f, const int tile, const strip *w, const pi_
                     const int T, vf acc[MAX_R][MAX_T]) {
     const int halves = PI_SCALE_GROUPS(f), offset = f.table == PI_TABLE_E2M1 ? E2M1_OFFSET : f.offset;
     const float *sum = a->sum[halves - 1], *sx = a->sx[halves - 1];
+    const int vectors = SPREAD_SCALES(f) / halves;
     const uint8_t *code[MAX_R];
     for (int r = 0; r < R; r++) code[r] = w[r].code;
     for (int64_t b = b0; b < b1; b++) {
@@ -57,9 +58,9 @@ PI_INLINE void fold(const pi_format f, const int tile, const strip *w, const pi_
             PI_UNROLL for (int r = 0; r < R; r++) {
                 vf s = v_set1(0.0f), m = s;
                 if (tile > 1) {
-                    const float *at = (const float *)w[r].scale + ((b - b0) * halves + half) * (PI_HAS_MIN(f) ? 2 : 1) * V;
-                    s = v_load(at);
-                    if (PI_HAS_MIN(f)) m = v_load(at + V);
+                    const float *p = (const float *)w[r].scale + ((b - b0) * halves + half) * vectors * V;
+                    s = v_load(p);
+                    if (PI_HAS_MIN(f)) m = v_load(p + V);
                 } else
                     unpack_scales(f, w[r].scale, w[r].lane, b, half, &s, &m);
                 PI_UNROLL for (int t = 0; t < T; t++) {
@@ -128,7 +129,7 @@ PI_INLINE void tile_spread(const pi_format f, const strip *at, const pi_weight *
     }
 }
 
-/* Strips s0..s1, of WAITING_ROWS, by at most PI_TOKENS tokens t0..t1, t0 the first of a tile. */
+/* Strips s0..s1, at most WAITING_ROWS rows, by at most PI_TOKENS tokens t0..t1, t0 the first of a tile. */
 PI_INLINE void panels(const pi_format f, const pi_weight *w, const pi_act *a, int64_t s0, int64_t s1, int64_t t0, int64_t t1, float *y,
                       int64_t ldy, const int R, const int T) {
     _Alignas(64) uint8_t code[PANEL_BLOCKS * MAX_SPREAD * PANEL_ROWS / V];
