@@ -27,11 +27,13 @@ sanitized() { # name, libraries to load first, flags, tests...
 kernels=$top/tests/kernels
 # For time, without what reaches no other memory and no other arithmetic of C: other floating-point environments; the two million
 # inputs of exp, tens of thousands of keys and the decimal checks of rope, whose loops others enter; the larger of two matrices that
-# go through all levels; and the test of the reference's fma. Tests that cross a fence on purpose would be reported; the fences themselves are no news here.
+# go through all levels; and the test of the reference's fma. Tests that cross a fence on purpose would be reported; the fences
+# themselves are no news here.
 # And of the levels only the best, which has the most code: the plain C is a few loops, and slow here.
+tests=("${@:-$kernels}") # relative to the top, too
 levels="[ref or -ref- or -ref]"
 grep -qw avx512bw /proc/cpuinfo && levels+=" or avx2"
 sanitized address "libasan.so libubsan.so" "-fsanitize=address,undefined -fno-sanitize-recover=all" \
-    "${@:-$kernels}" -k "not ($levels or environment or test_exp or keys_are_many or 161-4096 or within_one_ulp or rounds_once or fence or inaccessible)"
+    "${tests[@]/#tests\//$top/tests/}" -k "not ($levels or environment or test_exp or keys_are_many or 161-4096 or within_one_ulp or rounds_once or fence or inaccessible)"
 sanitized thread libtsan.so "-fsanitize=thread" "$kernels/test_pool.py" -k "not ($levels)"
 echo "sanitize: no finding"
