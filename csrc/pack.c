@@ -241,7 +241,7 @@ enum {
     }
 PI_QUANTISED(PACK)
 
-#define QUANTISED(stem, TYPE, bits, offset, table, scales) \
+#define QUANTISED(stem, TYPE, bits, offset, table, scales, spread) \
     {PI_##TYPE, BLOCK_##TYPE, BYTES_##TYPE, true, {bits, offset, table, scales}, pack_##stem, row_##stem},
 static const pi_weight_type types[] = {
     {PI_F32, 1, 4, false, {32, 0, 0, 0}, pack_f32, row_f32},

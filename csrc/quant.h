@@ -28,28 +28,29 @@ enum {
 
 enum { PI_NO_TABLE, PI_TABLE_NL, PI_TABLE_E2M1 };
 
-/* X(stem, TYPE, bits, offset, table, scales): integer code = code as stored - offset, or table[code as stored] */
+/* X(stem, TYPE, bits, offset, table, scales, spread): integer code = code as stored - offset, or table[code as stored]; as what it
+ * is folded once its codes are bytes and its scales floats (simd/matmul_quant.h), a type above it or itself */
 #define PI_QUANTISED(X) \
-    X(q4_0, Q4_0, 4, 8, PI_NO_TABLE, PI_SCALE_D) \
-    X(q4_1, Q4_1, 4, 0, PI_NO_TABLE, PI_SCALE_DM) \
-    X(q5_0, Q5_0, 5, 16, PI_NO_TABLE, PI_SCALE_D) \
-    X(q5_1, Q5_1, 5, 0, PI_NO_TABLE, PI_SCALE_DM) \
-    X(q8_0, Q8_0, 8, 0, PI_NO_TABLE, PI_SCALE_D) \
-    X(q2_k, Q2_K, 2, 0, PI_NO_TABLE, PI_SCALE_U4M) \
-    X(q3_k, Q3_K, 3, 4, PI_NO_TABLE, PI_SCALE_S8X2) \
-    X(q4_k, Q4_K, 4, 0, PI_NO_TABLE, PI_SCALE_U8M) \
-    X(q5_k, Q5_K, 5, 0, PI_NO_TABLE, PI_SCALE_U8M) \
-    X(q6_k, Q6_K, 6, 32, PI_NO_TABLE, PI_SCALE_S8X2) \
-    X(iq4_nl, IQ4_NL, 4, 0, PI_TABLE_NL, PI_SCALE_D) \
-    X(iq4_xs, IQ4_XS, 4, 0, PI_TABLE_NL, PI_SCALE_S8) \
-    X(mxfp4, MXFP4, 4, 0, PI_TABLE_E2M1, PI_SCALE_E8M0)
+    X(q4_0, Q4_0, 4, 8, PI_NO_TABLE, PI_SCALE_D, q4_0) \
+    X(q4_1, Q4_1, 4, 0, PI_NO_TABLE, PI_SCALE_DM, q4_1) \
+    X(q5_0, Q5_0, 5, 16, PI_NO_TABLE, PI_SCALE_D, q5_0) \
+    X(q5_1, Q5_1, 5, 0, PI_NO_TABLE, PI_SCALE_DM, q5_1) \
+    X(q8_0, Q8_0, 8, 0, PI_NO_TABLE, PI_SCALE_D, q8_0) \
+    X(q2_k, Q2_K, 2, 0, PI_NO_TABLE, PI_SCALE_U4M, q2_k) \
+    X(q3_k, Q3_K, 3, 4, PI_NO_TABLE, PI_SCALE_S8X2, q3_k) \
+    X(q4_k, Q4_K, 4, 0, PI_NO_TABLE, PI_SCALE_U8M, q4_1) \
+    X(q5_k, Q5_K, 5, 0, PI_NO_TABLE, PI_SCALE_U8M, q5_1) \
+    X(q6_k, Q6_K, 6, 32, PI_NO_TABLE, PI_SCALE_S8X2, q6_k) \
+    X(iq4_nl, IQ4_NL, 4, 0, PI_TABLE_NL, PI_SCALE_D, q8_0) \
+    X(iq4_xs, IQ4_XS, 4, 0, PI_TABLE_NL, PI_SCALE_S8, q8_0) \
+    X(mxfp4, MXFP4, 4, 0, PI_TABLE_E2M1, PI_SCALE_E8M0, q5_0)
 #define PI_FLOAT(X) X(f32, F32) X(f16, F16) X(bf16, BF16)
 
 /* One line of PI_QUANTISED as a value: kernels take it as a constant and the compiler folds it away. */
 typedef struct {
     int bits, offset, table, scales;
 } pi_format;
-#define PI_FORMAT(stem, TYPE, bits, offset, table, scales) ((pi_format){bits, offset, table, scales})
+#define PI_FORMAT(stem, TYPE, bits, offset, table, scales, spread) ((pi_format){bits, offset, table, scales})
 
 static const int8_t pi_table_nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t pi_table_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};

@@ -10,9 +10,7 @@
 
 PI_BEGIN(PI_DOTPROD)
 #define sums sums_sdot
+enum { STRIPS = 4, TOKENS = TILE_DOTPROD, STRIPS_ALONE = 4 };
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) QUANTISED(stem, 4, TILE_DOTPROD, 4)
-PI_QUANTISED(X)
-#undef X
 PI_END
 #endif

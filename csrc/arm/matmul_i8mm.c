@@ -47,9 +47,7 @@ PI_INLINE void sums_smmla SUMS_ARGS {
 }
 
 #define sums sums_smmla
+enum { STRIPS = 4, TOKENS = TILE_I8MM, STRIPS_ALONE = 4 };
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) QUANTISED(stem, 4, TILE_I8MM, 4)
-PI_QUANTISED(X)
-#undef X
 PI_END
 #endif

@@ -33,9 +33,7 @@ PI_INLINE void sums SUMS_ARGS {
     }
 }
 
+enum { STRIPS = 4, TOKENS = TILE_NEON, STRIPS_ALONE = 4 };
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) QUANTISED(stem, 4, TILE_NEON, 4)
-PI_QUANTISED(X)
-#undef X
 
 #endif

@@ -15,20 +15,19 @@ PI_INLINE void store_strip(const pi_weight *w, int64_t s, float *y, vf v) {
         v_store_n(y + s * V, v, (int)left);
 }
 
-/* A matmul kernel from a tile function: R strips by T tokens, then what is left of the tokens by narrower tiles; a single token
- * takes R1 strips at once, whose independent folds hide the latency of one. */
+/* A matmul kernel from a tile function: R strips by T tokens, then by two; the last of an odd number takes R1 strips at once, a
+ * multiple of R, whose independent folds hide the latency of one. */
 #define TILED(name, tile, R, T, R1) \
     void name PI_MATMUL_ARGS { \
-        const int64_t s0 = g0 * GROUP_STRIPS, s1 = g1 * GROUP_STRIPS; \
-        if (t1 - t0 > 1) \
-            for (int64_t s = s0; s < s1; s += R) { \
-                int64_t t = t0; \
-                for (; t + T <= t1; t += T) tile(w, a, s, s1 - 1, t, y, ldy, R, T); \
-                for (; t + 2 <= t1; t += 2) tile(w, a, s, s1 - 1, t, y, ldy, R, 2); \
-                if (t < t1) tile(w, a, s, s1 - 1, t, y, ldy, R, 1); \
+        const int64_t s1 = g1 * GROUP_STRIPS; \
+        for (int64_t s = g0 * GROUP_STRIPS; s < s1; s += R1) { \
+            int64_t t = t0; \
+            for (int64_t r = s; r < pi_min(s + R1, s1); r += R) { \
+                for (t = t0; t + T <= t1; t += T) tile(w, a, r, s1 - 1, t, y, ldy, R, T); \
+                for (; t + 2 <= t1; t += 2) tile(w, a, r, s1 - 1, t, y, ldy, R, 2); \
             } \
-        else \
-            for (int64_t s = s0; s < s1; s += R1) tile(w, a, s, s1 - 1, t0, y, ldy, R1, 1); \
+            if (t < t1) tile(w, a, s, s1 - 1, t, y, ldy, R1, 1); \
+        } \
     }
 /* The most that a level may ask for. */
 enum { MAX_R = 8, MAX_T = 6 };

@@ -7,9 +7,7 @@ PI_BEGIN("avx2,fma,f16c")
 #include "vec_avx2.h"
 #include "../simd/strips.h"
 #include "sums.h"
+enum { STRIPS = 2, TOKENS = TILE_AVX2, STRIPS_ALONE = 2 };
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) QUANTISED(stem, 2, TILE_AVX2, 2)
-PI_QUANTISED(X)
-#undef X
 PI_END
 #endif

@@ -9,9 +9,7 @@ PI_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c,avx2")
 PI_INLINE vi v_dpbusd(vi acc, vb u, vb s) { return _mm512_dpbusd_epi32(acc, u, s); }
 #include "../simd/strips.h"
 #include "sums.h"
+enum { STRIPS = 2, TOKENS = TILE_AVX512, STRIPS_ALONE = 4 };
 #include "../simd/matmul_quant.h"
-#define X(stem, ...) QUANTISED(stem, 2, TILE_AVX512, 4)
-PI_QUANTISED(X)
-#undef X
 PI_END
 #endif
