@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The golden digests do not move with the compiler or its optimisation: builds the extension in several ways and holds every level
-# of this CPU to the committed digests, and rope's tables to the reference. Two builds must fail, or the checks could not: with
-# -ffast-math, which contracts as well, and, where this CPU has AVX-512 without VNNI, one whose emulated VNNI is wrong.
+# of this CPU to the committed digests, and rope's tables to the reference. One must fail, or the checks could not: with -ffast-math,
+# which contracts as well.
 #
 # What -ffp-contract=off is for. No float32 product in csrc feeds an addition and nothing else, so there is nothing to fuse in the
 # kernels, and the digests of ops and models hold without the flag: gcc 12 and clang 14 with -O3 -march=native -ffp-contract=fast.
@@ -57,8 +57,4 @@ same clang-native clang -O3 -march=native
 must_fail=test_op
 if grep -qw fma /proc/cpuinfo; then must_fail+=" test_rope_table_shows_contraction"; fi
 different "$must_fail" fast-math gcc -O1 -march=native -ffast-math
-# (Emulated rightly, .ci/run gives the level its kernel check and digests.)
-if grep -qw avx512bw /proc/cpuinfo && ! grep -qw avx512_vnni /proc/cpuinfo; then
-    different test_op vnni-broken gcc -O1 -DPI_BREAK_VNNI -include "$top/tests/kernels/emulate_vnni.h"
-fi
 echo "variants: all as they should be"
