@@ -10,6 +10,7 @@ seed gives the same bytes.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,9 +21,10 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from tiny import Shape, add_header, add_tokenizer
+from tiny import MERGES, SPECIALS, Shape, add_header, add_tokenizer
 
 Bytes = NDArray[np.uint8]
 
@@ -55,6 +57,20 @@ SCALES: dict[str, tuple[list[int], list[int]]] = {
 TYPES = ("F32", "F16", "BF16", *SCALES, "MXFP4")
 SPREAD = 1 / 32
 POOL = 65521  # blocks before they repeat: a prime, so that thousands of rows in succession differ
+
+
+def merges(n_vocab: int) -> list[str]:
+    """Random ones that fill a vocabulary, so that it takes as long to load as a real one."""
+    letters, made, rng = sorted(ByteLevel.alphabet()), list(MERGES), random.Random(0)
+    texts = [*letters, *(pair.replace(" ", "") for pair in made)]
+    known = {*texts, *SPECIALS}
+    while len(texts) + len(SPECIALS) < n_vocab:
+        left, right = rng.choice(texts), rng.choice(letters)
+        if left + right not in known:
+            made.append(f"{left} {right}")
+            texts.append(left + right)
+            known.add(left + right)
+    return made
 
 
 def more_bits(layer: int, n_layers: int) -> bool:
@@ -193,7 +209,7 @@ def write(path: str | Path, name: str, mix: str, *, output: str | None = None, s
     file_types = [f.name for f in LlamaFileType if f.name.startswith((f"MOSTLY_{mix}", f"ALL_{mix}"))]
     add_header(writer, arch, s, f"{name} {mix}", file_types[0])
     pre = "qwen2" if arch == "qwen3" else "smollm" if name.startswith("smollm") else "llama-bpe"
-    add_tokenizer(writer, pre, s.n_vocab)
+    add_tokenizer(writer, pre, s.n_vocab, merges(s.n_vocab))
     for full, kind, shape in plan:
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         nbytes = int(np.prod(shape)) // block * size

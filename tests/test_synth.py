@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import synth
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import GGMLQuantizationType, LlamaFileType, TokenType
 from gguf.quants import dequantize
+from tiny import SPECIALS
 
 import pyinfer
 from pyinfer.gguf_file import GGUFFile
@@ -22,6 +23,16 @@ def test_the_engine_runs_it(tmp_path, name, type):
         logits = model.logits(model.tokenizer.encode("hello world"))
     assert np.isfinite(logits).all()
     assert 0.1 < logits.std() < 10
+
+
+def test_the_vocabulary_is_full_of_tokens_that_merging_makes(tmp_path):
+    with pyinfer.load(synth.write(tmp_path / "m.gguf", "tiny", "Q8_0")) as model:
+        metadata, tokenizer = model._file.metadata, model.tokenizer
+    kinds = metadata["tokenizer.ggml.token_type"].tolist()
+    assert kinds.count(TokenType.NORMAL) == 769 - len(SPECIALS)
+    made = [pair.replace(" ", "") for pair in metadata["tokenizer.ggml.merges"]]
+    assert made == metadata["tokenizer.ggml.tokens"][256 : 256 + len(made)]
+    assert {len(tokenizer.encode(tokenizer.decode([id]))) for id in range(256, 264)} == {1}
 
 
 def test_synth_knows_every_type_of_the_engine():

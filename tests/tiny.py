@@ -10,7 +10,7 @@ not fit in a float, so that a sum taken in the wrong order shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,9 +206,9 @@ def add_header(writer: GGUFWriter, arch: str, s: Shape, name: str, file_type: st
     writer.add_quantization_version(2)
 
 
-def add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int) -> None:
+def add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int, merges: Sequence[str] = MERGES) -> None:
     """A byte-level BPE: the 256 bytes in GPT-2's order, the merges, the specials, then unused tokens."""
-    tokens = sorted(ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in MERGES]
+    tokens = sorted(ByteLevel.alphabet()) + [merge.replace(" ", "") for merge in merges]
     kinds = [TokenType.NORMAL] * len(tokens) + [TokenType.CONTROL] * len(SPECIALS)
     tokens += SPECIALS
     if n_vocab < len(tokens):
@@ -219,7 +219,7 @@ def add_tokenizer(writer: GGUFWriter, pre: str, n_vocab: int) -> None:
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges(MERGES)
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(tokens.index("<|endoftext|>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
