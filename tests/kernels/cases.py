@@ -6,6 +6,7 @@ A case calls ops of the `Native` it is given and returns their results, in one o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -36,6 +37,12 @@ FIRST_TYPES = ("F32", "F16", "Q4_1", "Q8_0")  # of the cases below that stand wi
 def case(f: Case) -> Case:
     CASES[f.__name__] = f
     return f
+
+
+@cache
+def expected(name: str) -> list[np.ndarray]:
+    """A case's results by the plain C."""
+    return list(CASES[name](Native("ref")))
 
 
 @case

@@ -9,23 +9,17 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from kernels.cases import CASES
+from kernels.cases import CASES, expected
 from kernels.harness import LEVELS, Native, check, ffi, in_child, lib
 
 from pyinfer import _pi
 from pyinfer.backend.native import levels
 
 NAMES = [ffi.string(lib.pi_kernel_name(i)).decode() for i in range(lib.pi_kernel_count())]
-
-
-@cache
-def expected(name: str) -> list[np.ndarray]:
-    return list(CASES[name](Native("ref")))
 
 
 def same(name: str, native: Native, what: str) -> None:
