@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import NUMERICS, backend, cache, engine, memory
 from .backend.tracing import Observer, TracingBackend, watched
-from .chat import ChatTemplate
 from .errors import ChatError, ClosedError, ContextOverflowError, InputError
 from .fetch import resolve
 from .gguf_file import GGUFFile
@@ -26,6 +25,9 @@ from .sampling import Sampling
 from .schedule import AttentionSchedulePolicy, Schedule, policy_of
 from .textstream import TextStream
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .chat import ChatTemplate
 
 Prompt: TypeAlias = "str | Sequence[int]"
 DEFAULT_CONTEXT = 8192  # tokens at most unless told: models say 131,072 and more
@@ -159,6 +161,7 @@ class Model:
             self._check_memory(pack)
             # First, since what its making takes for a while shall not come on top of the weights.
             self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
+            memory.trim()
             self._decoder = registry.load(
                 self._file, self._ops, config=self.config, pack=pack, progress=progress
             )
@@ -180,6 +183,8 @@ class Model:
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own chat template, or None if its file has none."""
+        from .chat import ChatTemplate  # jinja2, which nothing else needs
+
         try:
             return ChatTemplate.from_gguf(self._open().metadata)
         except ChatError:

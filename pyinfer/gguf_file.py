@@ -3,8 +3,8 @@
 A file is checked once, here, in full: every count and length is held against the bytes that remain before
 anything is allocated, so a damaged or hostile file ends in a `ModelError` that names the key or tensor at
 fault. Value types, tensor types and block sizes come from the `gguf` package. Its own reader builds several
-NumPy arrays per metadata string, seconds for a large vocabulary; this one decodes them in place in a fraction
-of one.
+NumPy arrays per metadata string, seconds for a large vocabulary; this one notes where they lie, in a small
+fraction of one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import os
 import re
 import stat
 import struct
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,7 @@ MAX_TENSOR_NAME = 64
 # 30 MiB; the bound keeps small what a malformed file can cost in time and memory, however large it is.
 MAX_HEADER = 1 << 28
 
+_LENGTH = 8  # bytes of a string's length
 _MIN_KEY_SIZE = 8 + 4 + 1  # name length, value type, the smallest value
 _MIN_TENSOR_SIZE = 8 + 4 + 8 + 4 + 8  # name length, dimension count, one dimension, type, offset
 _HASH_STEP = 1 << 24
@@ -80,13 +83,52 @@ class TensorInfo:
     nbytes: int
 
 
+class Strings(Sequence[str]):
+    """An array of strings as a file holds them, each decoded when it is asked for: vocabularies have 10^5."""
+
+    def __init__(self, raw: bytes, starts: npt.NDArray[np.int64]) -> None:
+        """raw: each string's length, eight bytes, and the string. starts: where each begins, and the end."""
+        self._raw, self._starts = raw, starts
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]
+        return _decoded(self._raw[self._starts[i] + _LENGTH : self._starts[i + 1]])
+
+    def tolist(self) -> list[str]:
+        # A length's last byte is 0. Where no other is, it parts the strings, once the first seven are gone.
+        keep = np.ones(len(self._raw), np.bool_)
+        for byte in range(_LENGTH - 1):
+            keep[self._starts[:-1] + byte] = False
+        texts = _decoded(np.frombuffer(self._raw, np.uint8)[keep].tobytes()).split("\0")[1:]
+        return texts if len(texts) == len(self) else self[:]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.tolist() == list(other)
+
+    def __repr__(self) -> str:
+        return repr(self.tolist())
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
 class GGUFFile:
     """An open, checked GGUF file; also a context manager that closes it.
 
     Attributes:
         path, size: the file and its bytes.
         version: of GGUF, 2 or 3.
-        metadata: key to bool, int, float, str, list[str] or, for other arrays, a read-only 1-D NumPy array.
+        metadata: key to bool, int, float, str, Strings or, for other arrays, a read-only 1-D NumPy array.
             Bytes of a string that are not UTF-8 become lone surrogates ("surrogateescape").
         tensors: name to TensorInfo, in the file's order.
 
@@ -326,17 +368,14 @@ class _Header:
             values = values.view(np.bool_)
         return values
 
-    def strings(self, count: int) -> list[str]:
-        self.need(count * 8)
-        buffer, end, pos, length_at = self.buffer, self.end, self.pos, struct.Struct("<Q").unpack_from
-        values = []
+    def strings(self, count: int) -> Strings:
+        self.need(count * _LENGTH)
+        buffer, begin, end, length_at = self.buffer, self.pos, self.end, struct.Struct("<Q").unpack_from
+        pos, starts = begin, array("q", [begin])
         for _ in range(count):  # the hot loop: vocabularies and merges are most of a header
-            start = pos + 8
-            stop = start + (length_at(buffer, pos)[0] if start <= end else 0)
-            if stop > end:
-                self.pos = pos
-                self.need(stop - pos)
-            values.append(buffer[start:stop].decode("utf-8", "surrogateescape"))
-            pos = stop
-        self.pos = pos
-        return values
+            pos += _LENGTH + (length_at(buffer, pos)[0] if pos + _LENGTH <= end else 0)
+            if pos > end:
+                self.pos = starts[-1]
+                self.need(pos - self.pos)
+            starts.append(pos)
+        return Strings(self.take(pos - begin), np.frombuffer(starts, np.int64) - begin)

@@ -1,7 +1,11 @@
-"""How much memory this process may still take, by the system and by the control groups that it is in."""
+"""How much memory this process may still take, by the system and by the control groups that it is in; and
+giving back what it no longer uses.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +33,12 @@ def check(needed: int, *, weights: int, what: str, instead: str) -> None:
     if left is not None and needed > max(0, left - weights):
         beside = f", of which the weights take {weights:,}" if weights else ""
         raise OutOfMemoryError(f"{what} takes {needed:,} bytes; {left:,} are available{beside}; {instead}")
+
+
+def trim() -> None:
+    """Gives the system what was freed and lies scattered, where the C library knows how (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def _meminfo() -> Iterator[int]:

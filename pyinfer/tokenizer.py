@@ -129,29 +129,29 @@ class Tokenizer:
         if kind not in ("gpt2", "llama"):
             raise ModelError(f"{_PREFIX}model is {kind!r}; supported are 'gpt2' and 'llama'")
         self._is_spm = kind == "llama"
-        self._tokens = _strings(metadata, "tokens")
-        self.n_vocab = len(self._tokens)
-        ids = _index(self._tokens)
-        self._types = _types(metadata, self._tokens)
+        tokens = _strings(metadata, "tokens")
+        self._tokens: Sequence[str] = metadata[_PREFIX + "tokens"]  # as the file holds them: smaller
+        self.n_vocab = len(tokens)
+        ids = _index(tokens)
+        self._types = _types(metadata, tokens)
         self._pre = "" if self._is_spm else _pre(metadata)
         self._set_special(metadata, ids)
 
-        odd = {self._tokens[i]: t for i, t in enumerate(self._types) if t != 1 and self._tokens[i]}
+        odd = {text: t for text, t in zip(tokens, self._types, strict=True) if t != 1 and text}
         silent = {text for text, type_ in odd.items() if type_ in _SILENT}
-        vocab = ids.copy()
-        for text in (*silent, ""):
-            vocab.pop(text, None)
-        if self._is_spm:
-            self._rust = self._build_spm(metadata, vocab)
-        else:
-            self._rust = self._build_bpe(metadata, vocab, silent)
-
         user_defined, unused = int(_Type.USER_DEFINED), int(_Type.UNUSED)
         user = {text: ids[text] for text, type_ in odd.items() if type_ == user_defined}
         self.special_tokens = {text: ids[text] for text in silent if odd[text] != unused}
         self._ids = {**user, **self.special_tokens}
         self._user_pattern = _any_of(user)
         self._all_pattern = _any_of(self._ids)
+
+        for text in (*silent, ""):
+            ids.pop(text, None)
+        if self._is_spm:
+            self._rust = self._build_spm(metadata, ids)
+        else:
+            self._rust = self._build_bpe(metadata, ids, silent)
 
     def _set_special(self, metadata: Mapping[str, Any], ids: dict[str, int]) -> None:
         """Reads the ids and flags of the special tokens, each checked against the vocabulary's size."""
@@ -183,18 +183,16 @@ class Tokenizer:
     def _build_bpe(
         self, metadata: Mapping[str, Any], vocab: dict[str, int], silent: set[str]
     ) -> RustTokenizer:
-        merges: list[tuple[str, str]] = []
-        for i, line in enumerate(_strings(metadata, "merges")):
-            left, _, right = line.partition(" ")
-            made = left + right
-            if left in vocab and right in vocab and made in vocab:
-                merges.append((left, right))
-            elif silent.isdisjoint((left, right, made)):  # a merge towards a control token is left out
-                raise ModelError(f"{_PREFIX}merges[{i}] is {line!r}, but a part or the whole is no token")
-        self._missing = frozenset(b for b, letter in enumerate(_LETTER_OF_BYTE) if letter not in vocab)
-
         # Llama 3 takes a word that is a token as it is, even where the merges would not arrive at it.
-        rust = RustTokenizer(models.BPE(vocab, merges, ignore_merges=self._pre == "llama-bpe"))
+        options = {"ignore_merges": self._pre == "llama-bpe"}
+        lines = _strings(metadata, "merges")
+        try:  # the library checks 10^5 merges faster, and does not say which is wrong
+            merges: list[Any] = [tuple(line.split(" ", 1)) for line in lines]
+            model = models.BPE(vocab, merges, **options)
+        except Exception:  # of no type of its own
+            model = models.BPE(vocab, _checked_merges(lines, vocab, silent), **options)
+        self._missing = frozenset(b for b, letter in enumerate(_LETTER_OF_BYTE) if letter not in vocab)
+        rust = RustTokenizer(model)
         rust.pre_tokenizer = _WORD_RULES[self._pre]()
         if self._pre == "qwen2":
             rust.normalizer = normalizers.NFC()
@@ -381,6 +379,21 @@ def _index(tokens: Sequence[str]) -> dict[str, int]:
         i = next(i for i, text in enumerate(tokens) if ids[text] != i)
         raise ModelError(f"{_PREFIX}tokens holds {tokens[i]!r} twice, as ids {i} and {ids[tokens[i]]}")
     return ids
+
+
+def _checked_merges(
+    lines: Sequence[str], vocab: Mapping[str, int], silent: set[str]
+) -> list[tuple[str, str]]:
+    """Less those that make or take a control token. Raises ModelError for one that names no token."""
+    merges = []
+    for i, line in enumerate(lines):
+        left, _, right = line.partition(" ")
+        made = left + right
+        if left in vocab and right in vocab and made in vocab:
+            merges.append((left, right))
+        elif silent.isdisjoint((left, right, made)):
+            raise ModelError(f"{_PREFIX}merges[{i}] is {line!r}, but a part or the whole is no token")
+    return merges
 
 
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:

@@ -15,7 +15,7 @@ from gguf.quants import quant_shape_to_byte_shape
 
 from pyinfer import gguf_file
 from pyinfer.errors import ClosedError, ModelError
-from pyinfer.gguf_file import GGUFFile
+from pyinfer.gguf_file import GGUFFile, Strings
 from pyinfer.model.config import SUPPORTED_TYPES
 
 U8, I32, F32, BOOL, STRING, ARRAY = 0, 5, 6, 7, 8, 9
@@ -112,7 +112,7 @@ def test_equals_the_gguf_package(rich: Path) -> None:
     assert list(ours.metadata) == list(fields)
     for name, field in fields.items():
         value = ours.metadata[name]
-        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        plain = value.tolist() if isinstance(value, (np.ndarray, Strings)) else value
         assert plain == field.contents(), name
         assert type(plain) is type(field.contents()), name
     assert list(ours.tensors) == [t.name for t in theirs.tensors]
@@ -160,6 +160,30 @@ def test_strings_that_are_not_utf8_survive(save: Callable[[bytes], Path]) -> Non
     metadata = GGUFFile(save(raw)).metadata
     assert metadata["one"].encode("utf-8", "surrogateescape") == b"a\xffb"
     assert metadata["many"] == ["\udcfe"]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [],
+        [b""],
+        [b"", b"a", b"", b"\xc3\xa9" * 200, b"x" * 256, b""],
+        [b"a\0b", b"", b"\0"],  # what parts them while they are decoded
+        [b"\xe4\xb8", b"\xad", b"\xff", b"\xe4"],  # a character begun and not ended
+    ],
+)
+def test_arrays_of_strings(texts: list[bytes], save: Callable[[bytes], Path]) -> None:
+    array = u32(STRING) + u64(len(texts)) + b"".join(map(string, texts))
+    with GGUFFile(save(gguf([key("k", ARRAY, array), key("after", U8, b"\1")]))) as file:
+        strings, after = file.metadata["k"], file.metadata["after"]
+    want = [text.decode("utf-8", "surrogateescape") for text in texts]
+    assert isinstance(strings, Strings)
+    assert strings == want == strings.tolist() == list(strings) == [strings[i] for i in range(len(want))]
+    assert (strings[::2], strings[-2:], len(strings), after) == (want[::2], want[-2:], len(want), 1)
+    assert strings != [*want, "more"]
+    for i in (len(want), -len(want) - 1):
+        with pytest.raises(IndexError):
+            strings[i]
 
 
 def test_data_is_a_read_only_view(rich: Path) -> None:

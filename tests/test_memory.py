@@ -123,3 +123,9 @@ def test_load(system, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "ROOT", system)
     for options in ({"ctx": 4096}, {"kv": "sliding:100", "chunk": 64}):
         pyinfer.load(path, kv_dtype="f32", progress=False, **options).close()
+
+
+def test_trim_where_the_c_library_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.trim()
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
+    memory.trim()

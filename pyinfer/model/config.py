@@ -8,6 +8,7 @@ that would change the numbers and is not understood is refused, never ignored.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from ..errors import ModelError
-from ..gguf_file import GGUFFile, TensorInfo
+from ..gguf_file import GGUFFile, Strings, TensorInfo
 
 ROPE_STYLES = {"llama": "norm", "qwen3": "neox"}  # the architectures: which pairs of dimensions rope rotates
 SUPPORTED_TYPES = tuple(
@@ -187,9 +188,9 @@ class _Keys:
             self.fail(key, f"{value!r:.60} is not a string; {RECONVERT}")
         return value
 
-    def tokens(self) -> list[str]:
+    def tokens(self) -> Sequence[str]:
         value = self.values.get("tokenizer.ggml.tokens", [])
-        if not isinstance(value, list):
+        if not isinstance(value, (list, Strings)):
             self.fail("tokenizer.ggml.tokens", f"is not an array of strings; {RECONVERT}")
         return value
 
