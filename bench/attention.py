@@ -3,9 +3,10 @@ the keys, then saxpy rows, over a row-major f32 cache, compiled for this very ma
 
     python bench/attention.py [--level LEVEL] [--keys N...]
 
-Heads are those of Qwen3 0.6B: 16 query heads and 8 KV heads of 128. Each call reads the cache of another
-layer, of so many that the processor's caches cannot hold them, as decoding does. Both sides run in turns, on
-the same values; their results must be the same bytes. GB/s: K and V bytes read.
+Heads are those of Qwen3 0.6B: 16 query heads and 8 KV heads of 128. Each call reads another layer of the
+cache that a model has (positional), of so many that the processor's caches cannot hold them, as decoding
+does. Both sides run in turns, on the same values; their results must be the same bytes. GB/s: K and V bytes
+read.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from cffi import FFI
 from numpy.typing import NDArray
 
-from pyinfer.backend.kv import KVBufferView, block_shapes, row_bytes
+from pyinfer.backend.kv import KVBufferView, row_bytes
 from pyinfer.backend.native import NativeBackend
 from pyinfer.bench import limits
+from pyinfer.cache.positional import PositionalCache
 from pyinfer.cli.bench import table
 
 N_HEADS, N_KV, DIM = 16, 8, 128
 SCALE = float(np.float32(1) / np.sqrt(np.float32(DIM)))
 KEYS = (64, 511, 2048, 8191)
-COLD_BYTES = 96 << 20  # of a cache of all layers
+COLD_BYTES = 96 << 20  # of a cache of all layers, whatever its dtype
 SECONDS = 1.5  # to measure one row of the table
 DTYPES = ("f32", "f16", "q8_0")
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,13 +56,13 @@ def compiled() -> Iterator[tuple[FFI, Any]]:
         yield ffi, ffi.dlopen(str(library))
 
 
-def kv_view(ops: NativeBackend, dtype: str, k: F32, v: F32) -> KVBufferView:
-    """A cache in tiles that holds rows k and v (keys, N_KV * DIM)."""
-    room = -(-len(k) // 16) * 16
-    own = ([ops.zeros(shape, dtype)] for shape in block_shapes(dtype, N_KV, DIM, room))
-    view = KVBufferView(*own, "tiles", dtype, N_KV, DIM, 0, room, room)
-    ops.kv_write(view, ops.tensor(k), ops.tensor(v))
-    return view
+def kv_views(ops: NativeBackend, dtype: str, layers: int, rows: F32) -> list[KVBufferView]:
+    """So many layers of a cache, that hold rows (some, k and v, keys, N_KV * DIM) again and again."""
+    shape = SimpleNamespace(n_layers=layers, n_kv_heads=N_KV, head_dim=DIM)
+    kv = PositionalCache(ops, shape, rows.shape[2], dtype)
+    for layer in range(layers):
+        kv.update_in_place(layer, *(ops.tensor(x) for x in rows[layer % len(rows)]))
+    return kv.views
 
 
 def in_turns(calls: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
@@ -80,8 +83,8 @@ def in_turns(calls: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
 def measure(ops: NativeBackend, ffi: FFI, seed: Any, keys: int) -> dict[str, float]:
     """Seconds to a call of each side; f32 is ours on the seed's own values."""
     rng, width = np.random.default_rng(keys), N_KV * DIM
-    layers = max(2, COLD_BYTES // (2 * keys * width * 4))
-    rows = [rng.standard_normal((2, keys, width), np.float32) for _ in range(layers)]
+    layers = {d: max(2, COLD_BYTES // (2 * N_KV * keys * row_bytes(d, DIM))) for d in DTYPES}
+    rows = rng.standard_normal((layers["f32"], 2, keys, width), np.float32)
     q, out = rng.standard_normal((1, N_HEADS * DIM), np.float32), np.empty((1, N_HEADS * DIM), np.float32)
     own_q, scratch = ops.tensor(q), np.empty(keys * (DIM + 1), np.float32)
 
@@ -97,7 +100,7 @@ def measure(ops: NativeBackend, ffi: FFI, seed: Any, keys: int) -> dict[str, flo
 
     calls: dict[str, list[Callable[[], object]]] = {"seed": [seed_call(kv) for kv in rows]}
     for dtype in DTYPES:
-        calls[dtype] = [own_call(kv_view(ops, dtype, *kv)) for kv in rows]
+        calls[dtype] = [own_call(view) for view in kv_views(ops, dtype, layers[dtype], rows)]
     for theirs, ours in zip(calls["seed"], calls["f32"], strict=True):
         theirs()
         if ops.numpy(ours()).tobytes() != out.tobytes():
