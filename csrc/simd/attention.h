@@ -7,7 +7,7 @@
  *
  * q8_0: what a code is worth is code * s, exactly; s stands once for 32 dimensions of a key. */
 
-enum { KEY_VECTORS = PI_LANES / V, MOST_ROWS = 12, MOST_VECTORS = 8 };
+enum { KEY_VECTORS = PI_LANES / V, MOST_ROWS = 12, MOST_VECTORS = 8, AHEAD = 4096 /* bytes of V */ };
 
 /* One K vector, keys lane.. of dimension d; and one V vector, dimensions d... `s` is load_scale's, of the same 32 dimensions. */
 #define key_f32(tile, d, lane, s) v_load((const float *)(tile) + (d)*PI_LANES + (lane))
@@ -85,6 +85,9 @@ enum { KEY_VECTORS = PI_LANES / V, MOST_ROWS = 12, MOST_VECTORS = 8 };
             acc[r][i] = left ? v_load_n(out + r * ldo + i * V, left) : v_load(out + r * ldo + i * V); \
         for (int64_t t = 0; t < n; t++, v += ldv) { \
             vf x[MOST_VECTORS]; \
+            if (R <= 2) /* so few wait for memory, whose own prefetcher stops at the end of a page */ \
+                for (int64_t at = ROW_BYTES_##type(d); at < ROW_BYTES_##type(d + vectors * V); at += 64) \
+                    __builtin_prefetch(v + AHEAD + at); \
             PI_UNROLL for (int i = 0; i < vectors; i++) { \
                 x[i] = left ? value_n_##type(v, dim, d + i * V, left) : value_##type(v, dim, d + i * V); \
                 PI_KEEP(x[i]); \
