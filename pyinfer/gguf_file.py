@@ -112,7 +112,7 @@ class Strings(Sequence[str]):
         return texts if len(texts) == len(self) else self[:]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self.tolist() == list(other)
+        return isinstance(other, (list, Strings)) and self.tolist() == list(other)
 
     def __repr__(self) -> str:
         return repr(self.tolist())

@@ -167,6 +167,7 @@ def test_strings_that_are_not_utf8_survive(save: Callable[[bytes], Path]) -> Non
     [
         [],
         [b""],
+        [b"a", b"b"],
         [b"", b"a", b"", b"\xc3\xa9" * 200, b"x" * 256, b""],
         [b"a\0b", b"", b"\0"],  # what parts them while they are decoded
         [b"\xe4\xb8", b"\xad", b"\xff", b"\xe4"],  # a character begun and not ended
@@ -181,6 +182,7 @@ def test_arrays_of_strings(texts: list[bytes], save: Callable[[bytes], Path]) ->
     assert strings == want == strings.tolist() == list(strings) == [strings[i] for i in range(len(want))]
     assert (strings[::2], strings[-2:], len(strings), after) == (want[::2], want[-2:], len(want), 1)
     assert strings != [*want, "more"]
+    assert strings != "".join(want)  # not even where each is one letter
     for i in (len(want), -len(want) - 1):
         with pytest.raises(IndexError):
             strings[i]
