@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import write_tiny
@@ -125,7 +126,12 @@ def test_load(system, tmp_path, monkeypatch):
         pyinfer.load(path, kv_dtype="f32", progress=False, **options).close()
 
 
-def test_trim_where_the_c_library_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trim(monkeypatch: pytest.MonkeyPatch) -> None:
     memory.trim()
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
+    called = []
+    library = SimpleNamespace(malloc_trim=lambda keep: called.append(keep.value))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
+    memory.trim()
+    assert called == [0]
+    del library.malloc_trim  # musl, macOS
     memory.trim()
