@@ -46,7 +46,7 @@ typedef struct {
 
 #define OFFSET(f) ((f).table == PI_TABLE_E2M1 ? E2M1_OFFSET : (f).offset)
 
-/* T tokens from t0 on go on folding blocks b0..b1 of R strips. */
+/* T tokens from t0 on go on folding blocks b0..b1 of R strips. Spread ones may be of another type than f, with an offset of its own. */
 PI_INLINE void fold(const pi_format f, float offset, const int tile, const strip *w, const pi_act *a, int64_t t0, int64_t b0, int64_t b1,
                     const int R, const int T, vf acc[MAX_R][MAX_T]) {
     const int halves = PI_SCALE_GROUPS(f);
