@@ -96,6 +96,10 @@ int pi_rope(pi_ctx *c, const float *x, int64_t tokens, int64_t heads, int64_t he
 /* Fills rows first..first+n of cos and sin [n][rot / 2]; factors: NULL or [rot / 2] divisors of the frequencies. */
 int pi_rope_table(int64_t first, int64_t n, int64_t rot, double base, double scale, const float *factors, float *cos, float *sin);
 
+/* Of `count` strings of a GGUF array, each its length in eight bytes and then its text, at most `bytes` in all: where each begins, and
+ * in starts[count] the end. found: how many there are; if fewer, starts[found] is where the first begins that is cut short. */
+int pi_string_starts(const void *data, int64_t bytes, int64_t count, int64_t *starts, int64_t *found);
+
 /* What the machine can do, to hold speeds against. Reads all of `data`, whole blocks of 65,536 bytes; sum: the xor of its
  * 64-bit words. Makes units * steps rounds of the level's fastest multiply-adds, of f32 (type PI_F32) or of bytes (PI_Q8_0);
  * macs: how many that were, 0 at level ref. */

@@ -16,8 +16,6 @@ import mmap
 import os
 import re
 import stat
-import struct
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from ._pi import ffi, lib
 from .errors import ClosedError, ModelError
 
 VERSIONS = (2, 3)
@@ -370,12 +369,10 @@ class _Header:
 
     def strings(self, count: int) -> Strings:
         self.need(count * _LENGTH)
-        buffer, begin, end, length_at = self.buffer, self.pos, self.end, struct.Struct("<Q").unpack_from
-        pos, starts = begin, array("q", [begin])
-        for _ in range(count):  # the hot loop: vocabularies and merges are most of a header
-            pos += _LENGTH + (length_at(buffer, pos)[0] if pos + _LENGTH <= end else 0)
-            if pos > end:
-                self.pos = starts[-1]
-                self.need(pos - self.pos)
-            starts.append(pos)
-        return Strings(self.take(pos - begin), np.frombuffer(starts, np.int64) - begin)
+        starts, found = np.empty(count + 1, np.int64), ffi.new("int64_t *")
+        with ffi.from_buffer(self.buffer) as data, ffi.from_buffer("int64_t[]", starts) as out:
+            lib.pi_string_starts(data + self.pos, self.end - self.pos, count, out, found)
+        if found[0] < count:
+            self.pos += int(starts[found[0]])
+            self.need(self.u64())
+        return Strings(self.take(int(starts[count])), starts)

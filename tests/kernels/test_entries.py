@@ -32,8 +32,9 @@ class Given:
         self.h = ffi.new("uint16_t[]", 4096)
         self.ids = ffi.new("int32_t[]", [0, ROWS - 1])
         self.out = ffi.new("pi_weight **")
-        self.stripe, self.n, self.sum = (
+        self.stripe, self.starts, self.n, self.sum = (
             ffi.new("char[]", 1 << 16),
+            ffi.new("int64_t[]", 9),
             ffi.new("int64_t *"),
             ffi.new("uint64_t *"),
         )
@@ -60,7 +61,8 @@ class Given:
 
     def memory(self) -> list[bytes]:
         """What an entry may write to."""
-        buffers = [self.x, self.z, self.w1, self.y, self.y1, self.y2, self.h, self.n, self.sum, self.out]
+        floats = (self.x, self.z, self.w1, self.y, self.y1, self.y2)
+        buffers = (*floats, self.h, self.starts, self.n, self.sum, self.out)
         return [bytes(ffi.buffer(x)) for x in (*buffers, *filter(None, self.views))]
 
     def refuses(self, entry: str, args: list[Any], code: int = lib.PI_EINVAL) -> bool:
@@ -91,6 +93,7 @@ class Given:
             "pi_widen_f16": [c, self.h, 9, y],
             "pi_rope": [c, x, 2, 3, 8, 6, 1, z, z, 4, 2, y],
             "pi_rope_table": [3, 4, 6, 10000.0, 1.0, NULL, y, self.y1],
+            "pi_string_starts": [self.stripe, 1 << 16, 8, self.starts, self.n],
             "pi_measure_read": [c, self.stripe, 1 << 16, self.sum],
             "pi_measure_multiply": [c, lib.PI_F32, 2, 3, self.n],
         }
@@ -148,6 +151,7 @@ WRONG: dict[str, dict[int, list[Any]]] = {
         3: [1.0, 0.0, -5.0, 2.0**100, math.inf, math.nan],
         4: [0.0, -1.0, math.inf, math.nan],
     },
+    "pi_string_starts": {1: [-1], 2: [-1]},
     "pi_measure_read": {2: [-1, 1, (1 << 16) - 1]},
     "pi_measure_multiply": {1: [lib.PI_F16, 99], 2: [-1], 3: [-1, HUGE]},
 }
