@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -26,6 +27,12 @@ from .errors import (
 if TYPE_CHECKING:
     from .api import Chunk, Generation, Metrics, Model, load
     from .backend import backends
+
+if find_spec("pyinfer._pi") is None:
+    raise ImportError(
+        f"{__path__[0]} is source that was not compiled: start Python in another folder, for a pyinfer that "
+        "is installed, or compile this one by `python setup.py build_ext --inplace`"
+    )
 
 NUMERICS = 1  # the version of csrc/NUMERICS.md that this build follows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -60,6 +61,18 @@ def python(code: str, *args: object) -> str:
 def test_import_is_light():
     heavy = "numpy", "gguf", "tokenizers", "huggingface_hub", "jinja2", "pyinfer.api", "pyinfer._pi"
     assert python(f"import sys, pyinfer; print([m for m in {heavy!r} if m in sys.modules])") == "[]\n"
+
+
+def test_source_that_was_not_compiled_says_so(tmp_path):
+    (tmp_path / "pyinfer").mkdir()
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(Path(pyinfer.__file__).with_name(name), tmp_path / "pyinfer")
+    command = [sys.executable, "-c", "import pyinfer"]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
+    )
+    assert (result.returncode, "ImportError: " + str(tmp_path) in result.stderr) == (1, True), result.stderr
+    assert "python setup.py build_ext --inplace" in result.stderr
 
 
 def test_names():
