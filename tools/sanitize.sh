@@ -21,8 +21,9 @@ sanitized() { # name, libraries to load first, flags, tests...
     echo "== $name"
     (cd "$tmp" && LD_PRELOAD=$preload PYTHONPATH=$tmp/$name:$top/tests PYTHONMALLOC=malloc \
         ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
-        python -m pytest -q -p no:cacheprovider --import-mode=importlib --rootdir "$top" -c "$top/pyproject.toml" "$@") ||
-        { echo "sanitize: $name found something" >&2; exit 1; }
+        python -m pytest -q -p no:cacheprovider --import-mode=importlib --rootdir "$top" -c "$top/pyproject.toml" "$@") |
+        tee "$tmp/$name.out" || { echo "sanitize: $name found something" >&2; exit 1; }
+    ! tail -1 "$tmp/$name.out" | grep -q skipped || { echo "sanitize: $name did not run all of these" >&2; exit 1; }
 }
 kernels=$top/tests/kernels
 # For time, without what reaches no other memory and no other arithmetic of C: other floating-point environments; the two million
