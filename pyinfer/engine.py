@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from . import cache
 from .backend.base import Replay
+from .cache.base import check_count
 from .errors import ContextOverflowError, InputError
 from .model.registry import Decoder
 from .sampling import Sampler, Sampling
@@ -19,9 +20,22 @@ PREFILL_CHUNK = 512  # tokens of a prompt run at once unless told; bounds the me
 
 
 class Session:
-    """One sequence: the tokens run so far, as the cache holds them."""
+    """One sequence: the tokens run so far, as the cache holds them.
+
+    chunk: tokens run at once. Raises InputError, also for a cache that was made for a model of another shape.
+    """
 
     def __init__(self, decoder: Decoder, kv: cache.Cache, *, chunk: int | None = None) -> None:
+        if chunk is not None:
+            check_count("chunk", chunk, 1)
+        has, wants = (
+            f"{c.n_layers} layers of {c.n_kv_heads} KV heads of {c.head_dim}"
+            for c in (kv.config, decoder.config)
+        )
+        if has != wants:
+            raise InputError(
+                f"the cache is for {has}, the model has {wants}: make it with the model's config"
+            )
         self.decoder, self.cache, self.chunk = decoder, kv, chunk or PREFILL_CHUNK
         self.step: Replay | None = None  # a forward of one token
 

@@ -160,6 +160,10 @@ class HeadPlan:
     grain: int
     unit: Unit
 
+    def __post_init__(self) -> None:
+        if self.units < 1 or self.grain < 1 or not isinstance(self.unit, Unit):
+            raise InputError(f"{self!r}: units and grain are at least 1, and unit is a schedule.Unit")
+
     def tasks(self, parallelism: int, queries: int = 1) -> int:
         """Of a step of so many queries to a sequence, by which units may be divided further."""
         return n_tasks(self.units * queries, self.grain, parallelism)
@@ -304,6 +308,8 @@ class Assignment:
         plan = self.policy.plan(n_heads, n_kv_heads, seq_kv, parallelism)
         if plan is None:
             return None, parallelism
+        if not isinstance(plan, HeadPlan):
+            raise InputError(f"{self.policy!r} planned {plan!r}; a plan is a HeadPlan or None")
         reason = None
         if plan.unit is Unit.SPLIT and queries > 1:
             reason = "several queries of a sequence are split by heads"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -563,6 +564,42 @@ def test_refused(kind, dtype, message, start):
         cache.create(kind, seq.decoder.ops, seq.decoder.config, 16, dtype)
 
 
+@pytest.mark.parametrize("other", [{"n_layers": 1}, {"n_kv_heads": 1}, {"head_dim": 64}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_made_for_another_model(kind, other, start):
+    """Refused by a session, and by the cache itself, which would read past the rows."""
+    decoder = start(KINDS[kind]).decoder
+    config = replace(decoder.config, **other)
+    kv = KINDS[kind](decoder.ops, config, "f16")
+    with pytest.raises(InputError, match=r"the cache is for .*, the model has 2 layers of 2 KV heads of 32"):
+        Session(decoder, kv)
+    if "n_layers" not in other:
+        for name in ("simd", "reference"):
+            ops = start(KINDS[kind], name=name).decoder.ops
+            kv = KINDS[kind](ops, config, "f16")
+            rows = ops.zeros((3, KV_HEADS * HEAD_DIM))
+            with pytest.raises(InputError, match=r"K \(3, 64\) and V \(3, 64\) are no rows of the"):
+                kv.update_in_place(0, rows, rows)
+            assert kv.length == 0
+
+
+def test_queries_of_another_model(start):
+    kv = start(KINDS["positional"]).cache
+    rows, q = kv.ops.zeros((3, KV_HEADS * HEAD_DIM)), kv.ops.zeros((2, 4 * HEAD_DIM))
+    view = kv.update_in_place(0, rows, rows)
+    for bad in ({"q": kv.ops.zeros((2, 3 * HEAD_DIM))}, {"n_heads": 8}):
+        with pytest.raises(InputError, match=r"q \(2, \d+\) is not \(2, \d+\)"):
+            kv.ops.fused_attention(**{"q": q, "view": view, "n_heads": 4, "scale": 1.0} | bad)
+    with pytest.raises(InputError, match=r"q \(2, 128\) is not \(3, 128\)"):
+        kv.ops.batched_attention(q, [view], [3], 4, 1.0)
+
+
+@pytest.mark.parametrize("chunk", [0, -5, True, 2.0])
+def test_a_session_of_no_chunk(chunk, start):
+    with pytest.raises(InputError, match=f"chunk={chunk}: give a whole number, at least 1"):
+        start(KINDS["positional"], chunk=chunk)
+
+
 def test_refused_when_made(start, tmp_path):
     seq = start(KINDS["append"])
     ops, config = seq.decoder.ops, seq.decoder.config
@@ -575,6 +612,9 @@ def test_refused_when_made(start, tmp_path):
         cache.PaddedCache(ops, config, 16, "f16", -1)
     with pytest.raises(InputError, match="window=0: give a whole number, at least 1"):
         cache.SlidingCache(cache.BlockPool(ops, config, 4, "f16"), 16, 0)
+    for kind in ("positional", "append"):
+        with pytest.raises(InputError, match="capacity=-1: give a whole number, at least 1"):
+            cache.create(kind, ops, config, -1, "f16")
     for make in KINDS.values():
         with pytest.raises(InputError, match="length=-1"):
             make(ops, config, "f16").truncate(-1)

@@ -580,6 +580,24 @@ def test_a_policy_of_ones_own(cases):
         assert run(cases[8, 8], ops.scheduled(ops.assignment(0).schedule, Odd())) == []
 
 
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: 5, r"Broken\(\) planned 5; a plan is a HeadPlan or None"),
+        (lambda: HeadPlan(0, 1, H), r"HeadPlan\(units=0.*units and grain are at least 1"),
+        (lambda: HeadPlan(1, 0, H), r"HeadPlan\(units=1, grain=0"),
+        (lambda: HeadPlan(1, 1, "head"), "unit is a schedule.Unit"),
+    ],
+)
+def test_a_policy_that_plans_nonsense(made, message, cases):
+    class Broken(Auto):
+        def plan(self, n_heads: int, n_kv_heads: int, seq_kv: int, parallelism: int) -> HeadPlan | None:
+            return made()
+
+    with pytest.raises(InputError, match=message):
+        run(cases[8, 8], fresh(threads=2).scheduled(None, Broken()))
+
+
 # ---- the API -----------------------------------------------------------------------------------------------
 
 

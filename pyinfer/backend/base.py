@@ -358,7 +358,11 @@ class Backend(ABC):
         return tuple(self.tensor(x[at : at + view.length - view.first]) for x in (k, v))
 
     def kv_write(self, view: KVBufferView, k: Tensor, v: Tensor) -> None:
-        """Writes rows k and v (tokens, n_kv_heads * head_dim) behind the view's length, and moves it on."""
+        """Writes rows k and v (tokens, n_kv_heads * head_dim) behind the view's length, and moves it on.
+
+        Raises InputError for rows of another shape.
+        """
+        kv.check_rows(view.n_kv_heads, view.head_dim, k, v)
         heads = (-1, view.n_kv_heads, view.head_dim)
         for k_row, v_row in zip(*(self.numpy(x).reshape(heads) for x in (k, v)), strict=True):
             b, at = divmod(view.length, view.block)

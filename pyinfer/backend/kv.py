@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InputError
+
 F32 = NDArray[np.float32]
 TILE = 16  # tokens to a tile of K
 GROUP = 32  # values to a scale of q8_0
@@ -43,6 +45,15 @@ class KVBufferView:
         """The tokens from..to that query t of the last `tokens` attends to."""
         to = self.length - tokens + t + 1
         return max(self.first, to - self.window) if self.window else self.first, to
+
+
+def check_rows(n_kv_heads: int, head_dim: int, k: Any, v: Any) -> None:
+    """Raises InputError unless k and v are rows (tokens, n_kv_heads * head_dim)."""
+    if k.shape != v.shape or k.shape[1:] != (n_kv_heads * head_dim,):
+        raise InputError(
+            f"K {k.shape} and V {v.shape} are no rows of the {n_kv_heads} heads of {head_dim} that this KV "
+            "cache is for: make it with the config of the model that uses it"
+        )
 
 
 def row_bytes(dtype: str, head_dim: int) -> int:

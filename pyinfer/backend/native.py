@@ -20,10 +20,10 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from .. import _pi
-from ..errors import BackendError, ModelError
+from ..errors import BackendError, InputError, ModelError
 from ..schedule import Limits, Unit
 from .base import Backend
-from .kv import KVBufferView, row_bytes
+from .kv import KVBufferView, check_rows, row_bytes
 from .replay import Capture, FreeLists, Replay
 
 ffi, lib = _pi.ffi, _pi.lib
@@ -351,6 +351,9 @@ class NativeBackend(Backend):
         scale: float,
         y: CTensor,
     ) -> None:
+        rows = (sum(tokens), n_heads * views[0].head_dim)
+        if q.shape != rows:
+            raise InputError(f"q {q.shape} is not {rows}, as the views and tokens of this attention want it")
         handles, counts = (
             ffi.new("pi_kv_view *[]", [self.handle(v) for v in views]),
             ffi.new("int64_t[]", list(tokens)),
@@ -370,6 +373,7 @@ class NativeBackend(Backend):
         )
 
     def kv_write(self, view: KVBufferView, k: CTensor, v: CTensor) -> None:
+        check_rows(view.n_kv_heads, view.head_dim, k, v)
         self._call(lib.pi_kv_write, self.handle(view), k.ptr, v.ptr, k.shape[0])
         view.length += k.shape[0]
 

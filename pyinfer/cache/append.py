@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backend.base import Backend, Tensor
-from ..backend.kv import KVBufferView
+from ..backend.kv import KVBufferView, check_rows
 from ..model.config import Config
 from .base import Cache, check_count, check_dtype
 
@@ -30,6 +30,7 @@ class AppendCache(Cache):
         return KVBufferView([k], [v], "rows", self.dtype, c.n_kv_heads, c.head_dim, n, n, n, layer=layer)
 
     def update_in_place(self, layer: int, k: Tensor, v: Tensor) -> KVBufferView:
+        check_rows(self.config.n_kv_heads, self.config.head_dim, k, v)
         ops, held = self.ops, self.layers[layer]
         if self.dtype == "f16":
             k, v = ops.narrow_f16(k), ops.narrow_f16(v)

@@ -27,6 +27,7 @@ class Cache(ABC):
     views: list[KVBufferView] | None = None  # of the layers, if each keeps its view from token to token
 
     def __init__(self, ops: Backend, config: Config, capacity: int, dtype: str) -> None:
+        check_count("capacity", capacity, 1)
         self.ops, self.config, self.capacity, self.dtype = ops, config, capacity, dtype
 
     @property
