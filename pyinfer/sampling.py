@@ -41,15 +41,15 @@ class Sampling:
             ("top_k", 0, 1 << 31),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("repeat_penalty", 0.0, 1e6),
+            ("repeat_penalty", 1e-3, 1e6),
             ("seed", 0, 1 << 64),
         ):
             value = getattr(self, name)
             whole = name in ("top_k", "seed")
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
                 raise InputError(f"{name}={value!r}: give a {'whole ' if whole else ''}number")
-            if not low <= value <= high or (value == 0 and name in ("top_p", "repeat_penalty")):
-                above = "above" if name in ("top_p", "repeat_penalty") else "at least"
+            if not low <= value <= high or (value == 0 and name == "top_p"):
+                above = "above" if name == "top_p" else "at least"
                 raise InputError(f"{name}={value!r}: give a number {above} {low:g} and at most {high:g}")
 
 
@@ -89,7 +89,8 @@ class Sampler:
     def _penalised(self, logits: F32) -> F32:
         logits, ids = logits.copy(), np.fromiter(self.seen, np.int64)
         penalty, seen = np.float32(self.how.repeat_penalty), logits[ids]
-        logits[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
+        with np.errstate(over="ignore"):
+            logits[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
         return logits
 
     def _draw(self, logits: F32) -> int:
@@ -101,7 +102,11 @@ class Sampler:
             reached = np.cumsum(p) - p >= how.top_p
             keep = ~(reached | (p < how.min_p * p[0]))
             ids = ids[keep]
-        p = self._softmax(logits[ids] / np.float32(how.temperature)).astype(np.float64)
+        with np.errstate(all="ignore"):
+            colder = logits[ids] / np.float32(how.temperature)
+        if not np.isfinite(colder[0]):  # nor is 1 / temperature, or nearly so: the limit is greedy
+            return int(ids[0])
+        p = self._softmax(colder).astype(np.float64)
         total = np.cumsum(p)
         return int(
             ids[
