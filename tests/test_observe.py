@@ -465,16 +465,18 @@ def test_compare_dtypes(path):
 
 @pytest.mark.parametrize("bad", [[], {}, {"numerics": 1}, "x", None])
 def test_no_digest(bad, path):
-    with pytest.raises(InputError, match="no digest"):
+    with pytest.raises(InputError, match="A is no digest"):
         compare(bad, recorded(path))
+    with pytest.raises(InputError, match="B is no digest"):
+        compare(recorded(path), bad)
 
 
 @pytest.mark.parametrize(
-    "broken", [{}, {"points": [], "positions": ["ab"], "backend": "x"}, {"points": 3}, 7]
+    "broken", [None, {}, {"points": [], "positions": ["ab"], "backend": "x"}, {"points": 3}, 7]
 )
 def test_a_record_that_is_not_whole(broken, path):
     good = recorded(path)
-    with pytest.raises(InputError, match="not whole"):
+    with pytest.raises(InputError, match="the record of B is not whole"):
         compare(good, {**good, "record": broken})
 
 

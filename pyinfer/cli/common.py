@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ def add_engine(parser: argparse.ArgumentParser, *, model_option: bool = True) ->
         "--kv-dtype", default="f16", choices=KV_DTYPES, help="how K and V are stored (%(default)s)"
     )
     group.add_argument(
-        "--ctx", type=number(int, 1), metavar="N", help="tokens the context holds (the model's)"
+        "--ctx", type=number(int, 1), metavar="N", help="tokens the context holds (the model's, at most 8192)"
     )
     group.add_argument("--chunk", type=number(int, 1), metavar="N", help="tokens of a prompt run at once")
     group.add_argument(
@@ -171,11 +172,17 @@ def profiles(found: "Sequence[Observer]") -> None:
 
 
 def writable(option: str, file: Path) -> None:
-    """Raises InputError where a file cannot be written: before a run, not after it."""
+    """Raises InputError where a file cannot be written, or is a model: before a run, not after it."""
     if not file.parent.is_dir():
         raise InputError(f"{option} {file}: there is no folder {file.parent}")
     if file.is_dir():
         raise InputError(f"{option} {file}: that is a folder; give the name of a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise InputError(
+            f"{option} {file}: it may not be written; give another name, or change the permissions"
+        )
+    if file.is_file() and file.open("rb").read(4) == b"GGUF":
+        raise InputError(f"{option} {file}: that is a model, which would be lost; give another name")
 
 
 LOG_LEVELS = {
@@ -211,9 +218,7 @@ def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
     option("--top-k", type=number(int, 0), default=0, metavar="K", help="keep the K likeliest; 0 is all (0)")
     option("--top-p", type=number(float, 0, 1, above=True), default=1.0, metavar="P", help="nucleus (1)")
     option("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help="least share of the best (0)")
-    option(
-        "--repeat-penalty", type=number(float, 0, above=True), default=1.0, metavar="X", help="1 is none (1)"
-    )
+    option("--repeat-penalty", type=number(float, 1e-3, 1e6), default=1.0, metavar="X", help="1 is none (1)")
     option("--seed", type=number(int, 0, 2**64 - 1), default=0, metavar="N", help="of the sampler (0)")
     option(
         "--stop",

@@ -75,7 +75,10 @@ class ChromeTrace(Observer):
         if self.measure is not None:
             self.facts = {**self.facts, **self.measure(self.ops)}
         content = {"traceEvents": self.events(), "displayTimeUnit": "ms", "otherData": self.facts}
-        self.path.write_text(json.dumps(content, separators=(",", ":")))
+        try:
+            self.path.write_text(json.dumps(content, separators=(",", ":")))
+        except OSError as error:  # of a full disk, without a name
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def events(self) -> list[Event]:
         """All of the run, times from its first span on."""

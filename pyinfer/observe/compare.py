@@ -77,8 +77,8 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     Where both hold a record, the first position, layer and op that gave other bytes are named. Raises
     InputError for what is no digest.
     """
-    for digest in (a, b):
-        _check(digest)
+    _check("A", a)
+    _check("B", b)
     lines = [
         f"{what}: {a[key]} and {b[key]}"
         for key, what in (
@@ -134,16 +134,16 @@ def _kernels(record: Mapping[str, Any], i: int) -> str:
     return f"{record['points'][i][2] or 'no kernel table'} ({record['backend']})"
 
 
-def _check(digest: Mapping[str, Any]) -> None:
+def _check(which: str, digest: Mapping[str, Any]) -> None:
     kinds = {"numerics": int, "model_sha256": str, "tokens": list, "logits_sha256": str}
     for key, kind in kinds.items():
         if not isinstance(digest, Mapping) or not isinstance(digest.get(key), kind):
             raise InputError(
-                f"this is no digest: {key} is missing, or is no {kind.__name__}; `pyinfer digest` makes one"
+                f"{which} is no digest: {key} is missing or no {kind.__name__}; `pyinfer digest` makes one"
             )
-    record = digest.get("record")
-    if record is None:
+    if "record" not in digest:
         return
+    record = digest["record"]
     try:
         width = 2 * HASH_BYTES * len(record["points"])
         whole = all(len(p) == 3 and isinstance(p[1], str) for p in record["points"])
@@ -152,4 +152,6 @@ def _check(digest: Mapping[str, Any]) -> None:
     except (KeyError, TypeError):
         whole = False
     if not whole:
-        raise InputError("the digest's record is not whole: make it again with `pyinfer digest --record ops`")
+        raise InputError(
+            f"the record of {which} is not whole: make it again with `pyinfer digest --record ops`"
+        )
