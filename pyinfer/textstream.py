@@ -7,7 +7,7 @@ way to a stop string. Both are held back until the next tokens decide.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pyinfer.errors import InputError
 from pyinfer.tokenizer import Tokenizer
@@ -32,6 +32,8 @@ class TextStream:
         Raises:
             InputError: a stop string is empty or not a string.
         """
+        if not isinstance(stop, Iterable):
+            raise InputError(f"stop={stop!r}: give a text, or several")
         self._stops = [stop] if isinstance(stop, str) else list(stop)
         for i, text in enumerate(self._stops):
             if not isinstance(text, str) or not text:

@@ -330,7 +330,7 @@ def _get(metadata: Mapping[str, Any], name: str, type_: type, default: Any = Non
     value = metadata.get(_PREFIX + name, default)
     if value is None:
         raise ModelError(f"{_PREFIX}{name} is missing; the file carries no usable tokenizer")
-    if hasattr(value, "item"):
+    if getattr(value, "shape", None) == ():  # a numpy scalar
         value = value.item()
     if type(value) is not type_:
         raise ModelError(f"{_PREFIX}{name} is {value!r}, not of type {type_.__name__}")

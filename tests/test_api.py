@@ -151,6 +151,7 @@ def test_close(path):
         ({"ctx": 129}, InputError, "ctx=129: the model was trained for 128 tokens at most"),
         ({"chunk": -1}, InputError, "chunk=-1"),
         ({"chunk": True}, InputError, "chunk=True"),
+        ({"pack": "no"}, InputError, "pack='no': give True or False"),
     ],
 )
 def test_load_refuses(options, error, message, path):
@@ -161,6 +162,9 @@ def test_load_refuses(options, error, message, path):
 def test_load_refuses_files(tmp_path):
     with pytest.raises(FetchError, match=r"nowhere\.gguf"):
         pyinfer.load(tmp_path / "nowhere.gguf")
+    for nothing in (None, 5, b"model.gguf"):
+        with pytest.raises(FetchError, match="a model is a name or a path, not"):
+            pyinfer.load(nothing)
     (tmp_path / "text.gguf").write_text("hello" * 100)
     with pytest.raises(ModelError):
         pyinfer.load(tmp_path / "text.gguf")
@@ -245,7 +249,8 @@ def test_stop_strings(model):
         ({"top_p": 0.0}, r"top_p=0\.0: give a number above 0 and at most 1"),
         ({"top_p": 1.1}, r"top_p=1\.1"),
         ({"min_p": 2}, "min_p=2"),
-        ({"repeat_penalty": 0}, "repeat_penalty=0"),
+        ({"repeat_penalty": 1e-4}, r"repeat_penalty=0\.0001: give a number at least 0\.001"),
+        ({"stop": None}, "stop=None: give a text, or several"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 0.5}, r"seed=0\.5"),
     ],
@@ -276,6 +281,9 @@ def test_unknown_keyword(model):
         ([1.0], r"tokens\[0\] is 1\.0"),
         (["hello"], r"tokens\[0\] is 'hello'"),
         (np.zeros((2, 2), int), r"tokens\[0\] is"),
+        (b"hello", "a prompt is a str or a sequence of token ids, not bytes"),
+        ({1: 2}, "token ids, not dict"),
+        (None, "token ids, not NoneType"),
         ("a\ud800", "surrogate|Unicode"),
     ],
 )
@@ -347,7 +355,16 @@ def test_seeds(model):
     assert runs[0] != model.generate("hello", max_tokens=20).tokens
 
 
-@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-4}])
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        {"top_k": 1},
+        {"top_p": 1e-6},
+        {"min_p": 1.0},
+        *({"temperature": 10.0**-e} for e in (4, 37, 39, 46, 320)),
+    ],
+    ids=str,
+)
 def test_the_narrowest_sampling_is_greedy(narrow, model):
     greedy = model.generate("hello", max_tokens=20).tokens
     assert (
@@ -378,6 +395,12 @@ def test_ties_go_to_the_lowest_id():
     assert picks([0, 3, 1, 3, 3]) == [1]
     assert picks([0, 3, 1, 3, 3], temperature=1.0, top_k=1) == [1]
     assert set(picks([0, 3, 1, 3, 3], 50, temperature=1.0, top_k=2)) == {1, 3}
+
+
+@pytest.mark.parametrize("logits", [[-1, -3, -1.5], [0, -1, -2], [3e38, 1, 3e38]])
+def test_coldest(logits):
+    assert set(picks(logits, 20, temperature=1e-39)) == {0}
+    assert set(picks(logits, 20, temperature=1e-39, top_p=0.9, min_p=0.1, repeat_penalty=1e-3)) == {0}
 
 
 def test_penalty_by_sign():

@@ -345,6 +345,7 @@ def test_paths(tmp_path, monkeypatch):
         ("~no-such-user-here/model.gguf", "no-such-user-here"),
         ("llama", r"unknown model 'llama': .*toy.*\.gguf file, or hf:OWNER/REPO"),
         ("", "unknown model"),
+        ("https://huggingface.co/a/b", "https://huggingface.co/a/b: give hf:OWNER/REPO"),
         ("hf:", "not of the form"),
         ("hf:owner", "not of the form"),
         ("hf:owner/repo:", "not of the form"),

@@ -236,7 +236,7 @@ def test_an_error_is_one_line(capsys):
         ("generate x --min-p -0.1", "'-0.1' is not a number at least 0 and at most 1"),
         ("generate x --temp nan", "argument --temp: 'nan' is not a number at least 0"),
         ("generate x --temp inf", "argument --temp"),
-        ("generate x --repeat-penalty 0", "argument --repeat-penalty: '0' is not a number above 0"),
+        ("generate x --repeat-penalty 0", "argument --repeat-penalty: '0' is not a number at least 0.001"),
         ("generate x --seed -1", "argument --seed"),
         ("generate x --seed 18446744073709551616", "argument --seed"),
         ("generate x --ctx 1.5", "argument --ctx"),
@@ -439,6 +439,9 @@ def test_plan(tiny, capsys):
     assert capsys.readouterr().out == golden.read_text()
     assert main(["plan", tiny, "--unfused", "quantum"]) == 1
     assert "no coarse op 'quantum'" in capsys.readouterr().err
+    for option in ("-p", "--ctx"):
+        assert main(["plan", tiny, option, "100000"]) == 1
+        assert "the model was trained for" in capsys.readouterr().err
 
 
 def test_diff(tiny, tmp_path, capsys):
@@ -494,6 +497,23 @@ def test_watching_that_cannot_be(option, env, words, models, monkeypatch, capsys
     assert main(["generate", "hello", *option]) == 1
     assert words in capsys.readouterr().err
     assert models == []  # nothing was loaded
+
+
+def test_a_trace_that_cannot_be_written(models, monkeypatch, tmp_path, capsys):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF and the rest")
+    assert main(["generate", "hello", "--trace", str(model)]) == 1
+    assert "that is a model, which would be lost" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    assert main(["generate", "hello", "--trace", str(tmp_path / "trace.json")]) == 1
+    assert "trace.json: it may not be written" in capsys.readouterr().err
+    assert models == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_trace_that_did_not_fit(tiny, capsys):
+    assert main(["generate", "hello", "-m", tiny, "-n", "2", "--trace", "/dev/full"]) == 1
+    assert "No space left on device: '/dev/full'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "env"), [(["--trace-ops"], ""), ([], "trace")])
