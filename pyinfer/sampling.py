@@ -104,7 +104,7 @@ class Sampler:
             ids = ids[keep]
         with np.errstate(all="ignore"):
             colder = logits[ids] / np.float32(how.temperature)
-        if not np.isfinite(colder[0]):  # nor is 1 / temperature, or nearly so: the limit is greedy
+        if not np.isfinite(colder[0]):  # so cold that the limit is meant, which is greedy
             return int(ids[0])
         p = self._softmax(colder).astype(np.float64)
         total = np.cumsum(p)

@@ -154,7 +154,7 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """A region of attention: so many units of a kind, `grain` of them to a range."""
+    """A region of attention: so many units of a kind, `grain` of them to a range. Raises InputError."""
 
     units: int
     grain: int

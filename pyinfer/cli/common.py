@@ -181,8 +181,15 @@ def writable(option: str, file: Path) -> None:
         raise InputError(
             f"{option} {file}: it may not be written; give another name, or change the permissions"
         )
-    if file.is_file() and file.open("rb").read(4) == b"GGUF":
+    if _is_model(file):
         raise InputError(f"{option} {file}: that is a model, which would be lost; give another name")
+
+
+def _is_model(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as start:
+        return start.read(4) == b"GGUF"
 
 
 LOG_LEVELS = {
