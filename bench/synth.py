@@ -241,7 +241,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    path = write(args.out, args.name, args.type, output=args.output, seed=args.seed)
+    if args.seed < 0:
+        parser.error("--seed: give a whole number, at least 0")
+    try:
+        path = write(args.out, args.name, args.type, output=args.output, seed=args.seed)
+    except OSError as error:
+        parser.error(f"{args.out}: {error.strerror}")
     print(f"{path}: {path.stat().st_size / 1e6:,.0f} MB")
 
 
