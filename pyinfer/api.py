@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import NUMERICS, backend, cache, engine, memory
 from .backend.tracing import Observer, TracingBackend, watched
-from .errors import ChatError, ClosedError, ContextOverflowError, InputError, ModelError
+from .errors import ClosedError, ContextOverflowError, InputError, ModelError
 from .fetch import resolve
 from .gguf_file import GGUFFile
 from .model import registry
@@ -187,13 +187,14 @@ class Model:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's own chat template, or None if its file has none."""
-        from .chat import ChatTemplate  # jinja2, which nothing else needs
+        """The model's own chat template, or None if its file has none.
 
-        try:
-            return ChatTemplate.from_gguf(self._open().metadata)
-        except ChatError:
-            return None
+        Raises ChatError for one that cannot be used, with the reason; ClosedError.
+        """
+        from .chat import KEY, ChatTemplate  # jinja2, which nothing else needs
+
+        metadata = self._open().metadata
+        return ChatTemplate.from_gguf(metadata) if KEY in metadata else None
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 128, stop: str | Sequence[str] = (), **sampling: Any

@@ -30,7 +30,7 @@ from pyinfer.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 
-_KEY = "tokenizer.chat_template"
+KEY = "tokenizer.chat_template"
 _MAX_STEPS = 1_000_000  # turns of loops plus calls in one rendering: about a second
 _MAX_CHARS = 1 << 24  # of text, in one value or in all
 
@@ -66,7 +66,7 @@ class ChatTemplate:
             )
         except Exception as e:  # besides what Jinja raises, nesting too deep for Python
             line = getattr(e, "lineno", None)
-            raise ChatError(f"{_KEY} is not valid Jinja{f' at line {line}' if line else ''}: {e}") from e
+            raise ChatError(f"{KEY} is not valid Jinja{f' at line {line}' if line else ''}: {e}") from e
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> ChatTemplate:
@@ -75,14 +75,14 @@ class ChatTemplate:
         Raises:
             ChatError: the file has none, or it is not valid.
         """
-        source = metadata.get(_KEY)
+        source = metadata.get(KEY)
         if source is None:
             raise ChatError(
-                f"the model has no chat template ({_KEY} is missing); prompt it with plain text, "
+                f"the model has no chat template ({KEY} is missing); prompt it with plain text, "
                 "or use a model tuned for chat"
             )
         if not isinstance(source, str):
-            raise ChatError(f"{_KEY} is of type {type(source).__name__}, not a string")
+            raise ChatError(f"{KEY} is of type {type(source).__name__}, not a string")
         return cls(source, bos_token=_token_text(metadata, "bos"), eos_token=_token_text(metadata, "eos"))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:

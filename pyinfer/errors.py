@@ -17,7 +17,7 @@ class FetchError(PyinferError):
 
 
 class ChatError(PyinferError):
-    """A chat template that is missing or cannot be rendered, or messages that it refuses."""
+    """A chat template that is missing, is not valid or cannot be rendered, or messages that it refuses."""
 
 
 class BackendError(PyinferError):

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
+from gguf import GGUFWriter
 from tiny import WIDE, tiny_weights, write_tiny
 
 import pyinfer
 from pyinfer import (
     BackendError,
+    ChatError,
     ClosedError,
     ContextOverflowError,
     FetchError,
@@ -105,6 +108,26 @@ def test_describe(model, path):
     assert said["tensor_types"] == {"Q8_0": 15, "F32": 5}
     assert (model.backend, model.n_ctx, said["file"]) == ("simd", 128, str(path))
     assert repr(model) == "<pyinfer.Model tiny.gguf (simd, 128 tokens)>"
+
+
+def test_chat_template_that_cannot_be_used_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "CHAT_TEMPLATE", "{% if %}")
+    broken = write_tiny(tmp_path / "broken.gguf", "llama")
+    with pyinfer.load(broken, backend="simd") as model:
+        assert model.describe()["architecture"] == "llama"
+        assert model.generate("hello", max_tokens=2).tokens
+        with pytest.raises(ChatError, match=r"tokenizer\.chat_template is not valid Jinja at line 1"):
+            _ = model.chat_template
+    monkeypatch.setattr(GGUFWriter, "add_chat_template", lambda self, _: None)
+    with pyinfer.load(write_tiny(tmp_path / "none.gguf", "llama"), backend="simd") as model:
+        assert model.chat_template is None
+    number = lambda self, _: self.add_uint32("tokenizer.chat_template", 7)  # noqa: E731
+    monkeypatch.setattr(GGUFWriter, "add_chat_template", number)
+    with (
+        pyinfer.load(write_tiny(tmp_path / "number.gguf", "llama"), backend="simd") as model,
+        pytest.raises(ChatError, match=r"tokenizer\.chat_template is of type int"),
+    ):
+        _ = model.chat_template
 
 
 def test_close(path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pyinfer
-from pyinfer.errors import BackendError
+from pyinfer.errors import BackendError, ChatError
 
 REPLY = ["Hej ", "då, ", "värl", "den ", "😀"]
 
@@ -38,9 +38,14 @@ class Model:
         self.options = {"model": model, **options}
         self.calls = []
         self.n_ctx = options["ctx"] or 1000
-        self.chat_template = None if os.environ.get("FAKE_NO_TEMPLATE") else Template()
         self.metrics = None
         self.closed = False
+
+    @property
+    def chat_template(self):
+        if os.environ.get("FAKE_BAD_TEMPLATE"):
+            raise ChatError("tokenizer.chat_template is not valid Jinja at line 3: why")
+        return None if os.environ.get("FAKE_NO_TEMPLATE") else Template()
 
     def __enter__(self):
         return self

@@ -313,6 +313,9 @@ def test_chat_needs_a_template():
     code, out, err = chat(stdin="Hello\n", FAKE_NO_TEMPLATE="1")
     assert (code, out) == (1, "")
     assert err == "pyinfer: error: toy.gguf has no chat template; use `pyinfer generate`\n"
+    code, out, err = chat(stdin="Hello\n", FAKE_BAD_TEMPLATE="1")
+    assert (code, out) == (1, "")
+    assert err == "pyinfer: error: tokenizer.chat_template is not valid Jinja at line 3: why\n"
 
 
 def test_chat_on_a_terminal_asks_and_survives_ctrl_c():
