@@ -1,6 +1,8 @@
 """A conversation to token ids, by the chat template that a GGUF file carries.
 
-A template is a program from the model file, so it runs in Jinja's sandbox, on a budget of steps and of text.
+A template is a program from the model file, so it runs in Jinja's sandbox, on a budget of steps and of text:
+for a program that runs away, or makes much of little. It is no defence against one that was written to find
+what costs more than its price.
 
 Templates write the special tokens that part the turns as plain text, and users can type the same text. To
 keep the two apart, each user-supplied string has the first character of every special token in it replaced
@@ -12,14 +14,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from itertools import chain
 from operator import index
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Environment, TemplateError, nodes, pass_context
 from jinja2.ext import Extension
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,8 +35,26 @@ from pyinfer.tokenizer import Tokenizer
 Message = Mapping[str, str]
 
 KEY = "tokenizer.chat_template"
-_MAX_STEPS = 1_000_000  # turns of loops plus calls in one rendering: about a second
+# In one rendering, some seconds: turns of loops, calls, and each 16 characters or items made or looked at.
+_MAX_STEPS = 1_000_000
 _MAX_CHARS = 1 << 24  # of text, in one value or in all
+
+# Of Jinja's filters those that templates of chat models use, less what makes much of little, and its globals.
+_FILTERS = frozenset({
+    *("abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float"),
+    *("groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min"),
+    *("reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "sort"),
+    *("string", "title", "tojson", "trim", "unique", "upper", "wordcount"),
+})  # fmt: skip
+_GLOBALS = ("cycler", "dict", "joiner", "namespace", "range")
+# What these can add to their text, as filters and as methods of str.
+_GROWTH: dict[str, Callable[..., int]] = {
+    "expandtabs": lambda text, size=8: text.count("\t") * size,
+    "indent": lambda text, width=4, *_, **__: _length(text) * (_length(width) or width),
+    "join": lambda a, b="", *_, **__: _length(a) * _length(b),
+    "replace": lambda text, old, new, *_: str(text).count(str(old)) * len(str(new)),
+    "round": lambda value, digits=0, *_: abs(digits),
+}
 
 # Noncharacters, then private use: valid Unicode that ordinary text does not hold.
 _STAND_INS = (
@@ -220,15 +242,21 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
+            optimized=False,  # the optimizer runs filters, before there is a budget
         )
         self.steps = 0
-        self.finalize = _limited
+        self.finalize = _written
+        self.globals = {name: self.globals[name] for name in _GLOBALS}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.filters |= {"tojson": _tojson, _Meter.COUNTED: self._counted, _Meter.LIMITED: _limited}
+        self.filters |= {"tojson": _tojson}
+        self.filters = {name: self._metered(name, self.filters[name]) for name in _FILTERS}
+        self.filters |= {_Meter.COUNTED: self._counted, _Meter.SPENT: self.spent}
 
-    def step(self) -> None:
-        self.steps += 1
+    def step(self, n: int = 1) -> None:
+        self.steps += n
         if self.steps > _MAX_STEPS:
             raise TemplateError(f"it takes more than {_MAX_STEPS} steps")
 
@@ -237,12 +265,41 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.step()
             yield item
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def spent(self, value: Any) -> Any:
+        """The value, which is made or looked at as a whole, and costs as much."""
+        size = _length(value)
+        _limit_size(size)
+        self.step(size // 16)
+        return value
+
+    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            first = int(isinstance(args[0], (Context, EvalContext, Environment)))
+            listed = [list(self._counted(a)) if isinstance(a, Iterator) else a for a in args[first:]]
+            self._before(name, listed, kwargs)
+            return self.spent(function(*args[:first], *listed, **kwargs))
+
+        return run
+
+    def _before(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Before a filter, or a method of the first argument."""
         self.step()
-        for arg in args:  # as in 'x'.ljust(10 ** 12)
+        for arg in (*args, *kwargs.values()):
+            self.spent(arg)
+        if name in _GROWTH:
+            _limit_size(_GROWTH[name](*args, **kwargs))
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        for arg in (*args, *kwargs.values()):  # as in 'x'.ljust(10 ** 12)
             if isinstance(arg, int):
                 _limit_size(arg)
-        return _limited(super().call(context, obj, *args, **kwargs))
+        text = getattr(obj, "__self__", None)
+        if isinstance(text, str):
+            self._before(obj.__name__, (text, *args), kwargs)
+        else:
+            self.step()
+        return self.spent(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(x) if isinstance(x, (str, list, tuple)) else 0 for x in (left, right)]
@@ -254,24 +311,45 @@ class _Environment(ImmutableSandboxedEnvironment):
             bits = [x.bit_length() if isinstance(x, int) else 0 for x in (left, right)]
             _limit_size((bits[0] * right if operator == "**" and all(bits) else sum(bits)) << 8)
         elif operator == "%" and isinstance(left, str):
-            for width in re.findall(r"\d+", left):
-                _limit_size(int(width[:10]))
-        return super().call_binop(context, operator, left, right)
+            values = right if isinstance(right, tuple) else (right,)
+            sizes = [*map(int, re.findall(r"\d{1,10}", left)), *map(_length, values)]
+            if "*" in left:  # a width is among the values
+                sizes += [abs(x) for x in values if isinstance(x, int)]
+            _limit_size(left.count("%") * sum(sizes))
+        return self.spent(super().call_binop(context, operator, left, right))
 
 
 class _Meter(NodeTransformer):
-    """Writes the limits into a template: each loop's turns are counted, each text that grows is measured."""
+    """Writes the limits into a template: loops are counted; texts, slices and comparisons cost."""
 
-    COUNTED, LIMITED = "counted turns", "limited size"  # filters, of names that no template can write
+    COUNTED, SPENT = "counted turns", "spent size"  # filters, of names that no template can write
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, self.COUNTED, [], [], None, None, lineno=node.lineno)
+        node.iter = _filter(self.COUNTED, node.iter)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return nodes.Filter(node, self.LIMITED, [], [], None, None, lineno=node.lineno)
+        return _filter(self.SPENT, node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filter(self.SPENT, node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filter(self.SPENT, node.expr)
+        for operand in node.ops:
+            operand.expr = _filter(self.SPENT, operand.expr)
+        return node
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
+        return nodes.Const(node.data, lineno=node.lineno)  # so that it costs, as what is computed does
+
+
+def _filter(name: str, value: Any) -> nodes.Filter:
+    return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
 
 
 class _GenerationBlock(Extension):
@@ -289,10 +367,14 @@ def _limit_size(size: float) -> None:
         raise TemplateError(f"it makes more than {_MAX_CHARS} characters of text")
 
 
-def _limited(value: Any) -> Any:
-    if isinstance(value, (str, list, tuple)):
-        _limit_size(len(value))
-    return value
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, list, tuple, dict, range)) else 0
+
+
+@pass_context
+def _written(context: Context, value: Any) -> Any:
+    """(With the context: else Jinja calls it for constants, while it compiles.)"""
+    return context.environment.spent(value)  # type: ignore[attr-defined]
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -305,4 +387,6 @@ def _strftime_now(format: str) -> str:
 
 def _tojson(value: Any, indent: int | None = None, sort_keys: bool = False) -> str:
     """Plain JSON, where Jinja's own filter would escape for HTML."""
+    if indent is not None and not 0 <= indent <= 8:
+        raise TemplateError(f"tojson(indent={indent}): it is 0 to 8")
     return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)

@@ -255,6 +255,7 @@ def test_dates() -> None:
         ("{{ messages[0].content.first.second }}", "has no attribute 'first'"),
         ("{{ messages[9].content }}", "has no element 9"),
         ("{{ nothing() }}", "'nothing' is undefined"),
+        ("{{ lipsum(9) }}", "'lipsum' is undefined"),
         ("{{ 1 + 'a' }}", "unsupported operand"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{% include 'x' %}", "no loader"),
@@ -263,17 +264,29 @@ def test_dates() -> None:
         ("{% for i in range(200000) %}{% endfor %}", "[Rr]ange too big"),
         ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "more than .*steps"),
         ("{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}", "steps"),
-        ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "characters"),
+        ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "characters|steps"),
         ("{{ 'x' * 10 ** 9 }}", "characters"),
         ("{{ 10 ** 10 ** 10 ** 10 }}", "characters"),
         ("{{ 'x'.ljust(10 ** 10) }}", "characters"),
         ("{{ '%9999999999d' % 1 }}", "characters"),
         ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
-         "{% endfor %}", "characters"),
+         "{% endfor %}", "characters|steps"),
         ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}"
-         "{% endfor %}", "characters"),
+         "{% endfor %}", "characters|steps"),
         ("{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"
-         "{% endfor %}", "characters"),
+         "{% endfor %}", "characters|steps"),
+        ("{{ 'a'|indent(10 ** 9, first=true) }}", "characters"),
+        ("{{ ('a' * 9999)|replace('a', 'b' * 9999) }}", "characters"),
+        ("{{ ('a' * 9999).replace('a', 'b' * 9999) }}", "characters"),
+        ("{{ ('\t' * 9999).expandtabs(9999) }}", "characters"),
+        ("{{ range(9999)|join('x' * 9999) }}", "characters"),
+        ("{{ '%*d' % (10 ** 9, 1) }}", "characters"),
+        ("{{ 1|round(10 ** 9) }}", "characters"),
+        ("{{ messages|tojson(indent=10 ** 9) }}", "0 to 8"),
+        ("{% set b = 'ab' * 9999 %}{% for i in range(9999) %}{{ b|sort|length }}{% endfor %}", "steps"),
+        ("{% set b = 'ab' * 9999 %}{% for i in range(9999) %}{{ b == b ~ 'c' }}{% endfor %}", "steps"),
+        ("{% set b = 'ab' * 9999 %}{% for i in range(9999) %}{{ b[1:]|length }}{% endfor %}", "steps"),
+        ("{% for i in range(99) %}{{ range(9999)|map('string')|list|length }}{% endfor %}", "steps"),
     ],
 )  # fmt: skip
 def test_failing_templates_say_why(
@@ -296,7 +309,15 @@ def test_the_budget_is_for_one_rendering() -> None:
 
 @pytest.mark.parametrize(
     ("source", "message"),
-    [("{% if %}", "not valid Jinja at line 1"), ("\n{{ x", "line 2"), ("{{ x | nofilter }}", "nofilter")],
+    [
+        ("{% if %}", "not valid Jinja at line 1"),
+        ("\n{{ x", "line 2"),
+        ("{{ x | nofilter }}", "nofilter"),
+        *(
+            (f"{{{{ 'a'|{f}(1000000000)|list }}}}", f"No filter named '{f}'")
+            for f in ("center", "slice", "format")
+        ),
+    ],
 )
 def test_invalid_templates_are_refused(source: str, message: str) -> None:
     with pytest.raises(ChatError, match=message):
