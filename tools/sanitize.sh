@@ -34,7 +34,7 @@ kernels=$top/tests/kernels
 tests=("${@:-$kernels}") # relative to the top, too
 levels="[ref or -ref- or -ref]"
 grep -qw avx512bw /proc/cpuinfo && levels+=" or avx2"
-# The checks left out find what the address sanitizer does too, and take a third of the compiler's time.
+# The checks left out find what the address sanitizer does too, and take a fifth of the compiler's time.
 sanitized address "libasan.so libubsan.so" \
     "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-sanitize=null,object-size,pointer-overflow" \
     "${tests[@]/#tests\//$top/tests/}" -k "not ($levels or environment or test_exp or keys_are_many or 161-4096 or within_one_ulp or rounds_once or fence or inaccessible)"
