@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from . import NUMERICS, backend, cache, engine, memory
 from .backend.tracing import Observer, TracingBackend, watched
+from .cache.base import check_count
 from .errors import ClosedError, ContextOverflowError, InputError, ModelError
 from .fetch import resolve
 from .gguf_file import GGUFFile
@@ -152,10 +153,8 @@ class Model:
         self._file = GGUFFile(path)
         try:
             self.config = Config.from_gguf(self._file)
-            if ctx is not None and ctx > self.config.n_ctx_train:
-                raise InputError(
-                    f"ctx={ctx}: the model was trained for {self.config.n_ctx_train} tokens at most"
-                )
+            if ctx is not None:
+                self.config.check_ctx(ctx)
             self.path, self.kv, self.kv_dtype, self._chunk = path, kv, kv_dtype, chunk
             self.n_ctx = ctx or min(self.config.n_ctx_train, DEFAULT_CONTEXT)
             self.metrics: Metrics | None = None
@@ -236,8 +235,7 @@ class Model:
     ) -> tuple[Generator[Chunk, None, None], Metrics]:
         self._open()
         how = Sampling(**sampling)
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise InputError(f"max_tokens={max_tokens!r}: give a whole number, at least 1")
+        check_count("max_tokens", max_tokens, 1)
         tokens, text = self._tokens(prompt), TextStream(self.tokenizer, stop)
         if len(tokens) > self.n_ctx:
             raise ContextOverflowError(
@@ -293,8 +291,7 @@ class Model:
         ClosedError.
         """
         file = self._open()
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise InputError(f"n={n!r}: give a whole number of tokens, at least 0")
+        check_count("n", n, 0)
         tokens, sha = engine.digest(self._session(), self._tokens(prompt), n)
         return {"numerics": NUMERICS, "model_sha256": file.sha256(), "tokens": tokens, "logits_sha256": sha}
 
@@ -397,5 +394,5 @@ def _watched(ops: backend.Backend, observers: Sequence[Observer]) -> backend.Bac
 
 def _check_counts(**values: int | None) -> None:
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name}={value!r}: give a whole number of tokens, at least 1")
+        if value is not None:
+            check_count(name, value, 1)

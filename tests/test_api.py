@@ -169,7 +169,7 @@ def test_close(path):
         ({"kv": "sliding:0"}, InputError, "KV cache 'sliding:0': give the window"),
         ({"kv_dtype": "q8"}, InputError, "a KV cache does not store 'q8'; it stores f16, f32, q8_0"),
         ({"kv_dtype": "q8_0"}, InputError, "q8_0 stores values by 32, and this model's heads have 40"),
-        ({"ctx": 0}, InputError, "ctx=0: give a whole number of tokens, at least 1"),
+        ({"ctx": 0}, InputError, "ctx=0: give a whole number, at least 1"),
         ({"ctx": 12.0}, InputError, "ctx=12.0"),
         ({"ctx": 129}, InputError, "ctx=129: the model was trained for 128 tokens at most"),
         ({"chunk": -1}, InputError, "chunk=-1"),

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from ..errors import ModelError
+from ..errors import InputError, ModelError
 from ..gguf_file import GGUFFile, Strings, TensorInfo
 
 ROPE_STYLES = {"llama": "norm", "qwen3": "neox"}  # the architectures: which pairs of dimensions rope rotates
@@ -81,6 +81,11 @@ class Config:
     rope_style: str
     tied: bool
     qk_norm: bool
+
+    def check_ctx(self, ctx: int) -> None:
+        """Raises InputError for a context of more tokens than the model was trained for."""
+        if ctx > self.n_ctx_train:
+            raise InputError(f"ctx={ctx}: the model was trained for {self.n_ctx_train} tokens at most")
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Config:

@@ -14,7 +14,6 @@ from .. import cache
 from ..backend.base import Backend
 from ..backend.kv import KVBufferView
 from ..backend.tracing import OPS, Call, Observer, Span, watched
-from ..errors import InputError
 from ..gguf_file import GGUFFile
 from ..model import registry
 from ..model.config import Config
@@ -151,10 +150,7 @@ def plan(
     """
     config = Config.from_gguf(file)
     cache.check(kv, config, kv_dtype)
-    if n_ctx > config.n_ctx_train:
-        raise InputError(
-            f"a context of {n_ctx} tokens: the model was trained for {config.n_ctx_train} at most"
-        )
+    config.check_ctx(n_ctx)
     seen = _Forwards()
     ops = watched(ShapesBackend.like(like), [seen])
     decoder = registry.load(file, ops, config=config, pack=False)
