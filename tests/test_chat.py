@@ -284,7 +284,7 @@ def test_dates() -> None:
         ("{{ 1|round(10 ** 9) }}", "characters"),
         ("{{ messages|tojson(indent=10 ** 9) }}", "0 to 8"),
         ("{% set b = 'ab' * 9999 %}{% for i in range(9999) %}{{ b|sort|length }}{% endfor %}", "steps"),
-        ("{% set b, c = 'a' * 9999, 'a' * 9999 %}{% for i in range(9999) %}{{ b == c }}{% endfor %}", "steps"),
+        ("{% set b, c = 'a' * 9999, 'a' * 9999 %}{% for i in range(999) %}{{ b == c }}{% endfor %}", "steps"),
         ("{% set b = 'ab' * 9999 %}{% for i in range(9999) %}{% set c = b[1:] %}{% endfor %}", "steps"),
         ("{% for i in range(3) %}{{ range(9999)|map(attribute='real')|first }}{% endfor %}", "steps"),
     ],
