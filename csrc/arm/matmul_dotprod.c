@@ -10,7 +10,7 @@
 
 PI_BEGIN(PI_DOTPROD)
 #define sums sums_sdot
-enum { STRIPS = 4, TOKENS = TILE_DOTPROD, STRIPS_ALONE = 4 };
+enum { STRIPS = 4, TOKENS = TILE_DOTPROD, STRIPS_ALONE = 4, AHEAD = 0 };
 #include "../simd/matmul_quant.h"
 PI_END
 #endif

@@ -47,7 +47,7 @@ PI_INLINE void sums_smmla SUMS_ARGS {
 }
 
 #define sums sums_smmla
-enum { STRIPS = 4, TOKENS = TILE_I8MM, STRIPS_ALONE = 4 };
+enum { STRIPS = 4, TOKENS = TILE_I8MM, STRIPS_ALONE = 4, AHEAD = 0 };
 #include "../simd/matmul_quant.h"
 PI_END
 #endif

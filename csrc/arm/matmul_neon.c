@@ -33,7 +33,7 @@ PI_INLINE void sums SUMS_ARGS {
     }
 }
 
-enum { STRIPS = 4, TOKENS = TILE_NEON, STRIPS_ALONE = 4 };
+enum { STRIPS = 4, TOKENS = TILE_NEON, STRIPS_ALONE = 4, AHEAD = 0 };
 #include "../simd/matmul_quant.h"
 
 #endif
