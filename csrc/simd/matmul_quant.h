@@ -13,7 +13,7 @@
  * stays in the first-level cache while all tokens pass by, and their folds wait in memory for the next blocks. Spread, types that
  * differ in how they are packed alone are one.
  *
- * One token waits for memory: a level whose arithmetic does not hide in that asks for codes AHEAD bytes before their turn. */
+ * Few tokens wait for memory: a level whose arithmetic does not hide in that asks for codes AHEAD bytes before their turn. */
 
 /* Scale and minimum of a strip's rows as packed: `at` are the group's scales, `lane` the strip's first. */
 PI_INLINE void unpack_scales(const pi_format f, const uint8_t *at, int64_t lane, int64_t b, int half, vf *s, vf *m) {
@@ -57,7 +57,7 @@ PI_INLINE void fold(const pi_format f, float offset, const int tile, const strip
     const uint8_t *code[MAX_R];
     for (int r = 0; r < R; r++) code[r] = w[r].code;
     for (int64_t b = b0; b < b1; b++) {
-        if (AHEAD && tile == 1 && T == 1)
+        if (AHEAD && tile == 1)
             for (int r = 0; r < R; r += GROUP_STRIPS)
                 PI_UNROLL for (int i = 0; i < PI_CODE_BYTES(f); i += 64) __builtin_prefetch(code[r] + AHEAD + i, 0, 2);
         PI_UNROLL for (int half = 0; half < halves; half++) {
