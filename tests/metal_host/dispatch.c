@@ -25,7 +25,7 @@
 #endif
 #endif
 
-enum { STACK = 1 << 17, PAGE = 4096 };
+enum { STACK = 1 << 17, PAGE = 4096, GUARD = 4 << 20 };
 
 void mh_fail(const char *format, ...) {
     va_list args;
@@ -45,12 +45,12 @@ long mh_setting(const char *name, long otherwise) {
 
 void *mh_guarded(size_t bytes, size_t align, void **all, size_t *all_bytes) {
     const size_t inner = (bytes + align + PAGE - 1) / PAGE * PAGE;
-    *all_bytes = inner + 2 * PAGE;
+    *all_bytes = inner + 2 * GUARD;
     char *p = mmap(NULL, *all_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED || mprotect(p + PAGE, inner, PROT_READ | PROT_WRITE)) mh_fail("out of memory for %zu bytes", bytes);
+    if (p == MAP_FAILED || mprotect(p + GUARD, inner, PROT_READ | PROT_WRITE)) mh_fail("out of memory for %zu bytes", bytes);
     *all = p;
-    memset(p + PAGE, 0xff, inner);
-    return (char *)((uintptr_t)(p + PAGE + inner - bytes) & ~(uintptr_t)(align - 1));
+    memset(p + GUARD, 0xff, inner);
+    return (char *)((uintptr_t)(p + GUARD + inner - bytes) & ~(uintptr_t)(align - 1));
 }
 
 /* ---- random orders -------------------------------------------------------------------------------------------- */
@@ -295,7 +295,7 @@ static void check_access(const void *at, unsigned n, int write) {
         }
     }
     if (!write && p >= w->d->image && p < w->d->image_end) return;
-    if (p >= w->group_memory - PAGE && p < w->group_memory + MH_GROUP_BYTES + PAGE)
+    if (p >= w->group_memory - GUARD && p < w->group_memory + MH_GROUP_BYTES + GUARD)
         mh_fail("kernel %s: thread %u %s %u bytes outside its threadgroup memory", w->d->kernel->name, t->place.index, write ? "writes" : "reads", n);
     mh_fail("kernel %s: thread %u of group %u,%u,%u %s %u bytes at %p, outside of what is bound", w->d->kernel->name, t->place.index,
             t->place.group[0], t->place.group[1], t->place.group[2], write ? "writes" : "reads", n, at);

@@ -321,7 +321,7 @@ def test_lanes_meet_in_one_operation(run: Run) -> None:
 @pytest.mark.parametrize("place", ["y[32]", "y[-1]", "y[i * 100000]"])
 @pytest.mark.parametrize("access", ["{} = 1.0f", "y[0] = {}"])
 def test_out_of_bounds(run: Run, place: str, access: str) -> None:
-    """Beside a buffer lies a page that nobody may touch; checks find the rest."""
+    """Beside a buffer lies memory that nobody may touch; checks find the rest."""
     source = (
         f"kernel void k(device float *y [[buffer(0)]], {THREAD}) {{ if (i == 5) {access.format(place)}; }}"
     )
