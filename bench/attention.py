@@ -1,12 +1,12 @@
 """Attention of one query, on one thread, against the same as one writes it first (seed_attention.c: transpose
 the keys, then saxpy rows, over a row-major f32 cache, compiled for this very machine).
 
-    python bench/attention.py [--level LEVEL] [--keys N...]
+    python bench/attention.py [--level LEVEL] [--keys N...] [--warm]
 
 Heads are those of Qwen3 0.6B: 16 query heads and 8 KV heads of 128. Each call reads another layer of the
 cache that a model has (positional), of so many that the processor's caches cannot hold them, as decoding
-does. Both sides run in turns, on the same values; their results must be the same bytes. GB/s: K and V bytes
-read.
+does; or, --warm, the same one, which a processor's cache may hold. Both sides run in turns, on the same
+values; their results must be the same bytes. GB/s: K and V bytes read.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def in_turns(calls: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
     return best
 
 
-def measure(ops: NativeBackend, ffi: FFI, seed: Any, keys: int) -> dict[str, float]:
+def measure(ops: NativeBackend, ffi: FFI, seed: Any, keys: int, warm: bool) -> dict[str, float]:
     """Seconds to a call of each side; f32 is ours on the seed's own values."""
     rng, width = np.random.default_rng(keys), N_KV * DIM
-    layers = {d: max(2, COLD_BYTES // (2 * N_KV * keys * row_bytes(d, DIM))) for d in DTYPES}
+    layers = {d: 1 if warm else max(2, COLD_BYTES // (2 * N_KV * keys * row_bytes(d, DIM))) for d in DTYPES}
     rows = rng.standard_normal((layers["f32"], 2, keys, width), np.float32)
     q, out = rng.standard_normal((1, N_HEADS * DIM), np.float32), np.empty((1, N_HEADS * DIM), np.float32)
     own_q, scratch = ops.tensor(q), np.empty(keys * (DIM + 1), np.float32)
@@ -112,12 +112,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--level", help="instruction set (the best here)")
     parser.add_argument("--keys", type=int, nargs="+", default=KEYS, help=f"lengths of the cache ({KEYS})")
+    parser.add_argument("--warm", action="store_true", help="the same layer again and again")
     args = parser.parse_args(argv)
     ops = NativeBackend("bench", args.level, 1)
     with compiled() as (ffi, seed):
         rows = []
         for keys in args.keys:
-            took = measure(ops, ffi, seed, keys)
+            took = measure(ops, ffi, seed, keys, args.warm)
             speed = {d: 2 * N_KV * keys * row_bytes(d, DIM) / took[d] / 1e9 for d in DTYPES}
             rows.append(
                 [f"{keys:,}", f"{took['seed'] * 1e6:.0f}", f"{took['f32'] * 1e6:.0f}"]
