@@ -126,7 +126,7 @@ enum { FEW_ROWS = 4, AHEAD = 2048, STRIP = 1024 /* bytes */ };
     } \
     void LEVEL(pi_context_##type) PI_CONTEXT_ARGS { BY_ROWS(CONTEXT_##type, CONTEXT_ROWS, rows); }
 
-/* Fewer rows leave registers for more keys, or dimensions, at a time. */
+/* Fewer rows (_4: three, too; _2: one, too) leave registers for more keys, or dimensions, at a time. */
 #define SCORES(type, r, R) \
     scores_rows_##type(q + (r)*ldq, ldq, k, tiles, dim, scale, s + (r)*lds, lds, R, \
                        (R) == SCORE_ROWS ? SCORE_TILES : (R) > 2 ? SCORE_TILES_4 : SCORE_TILES_2)

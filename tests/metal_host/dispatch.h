@@ -20,7 +20,7 @@ extern const mh_calls mh_runtime;
 _Noreturn void mh_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* A number from the environment. */
 long mh_setting(const char *name, long otherwise);
-/* Memory that ends at some MB that nobody may touch, and begins behind as many; filled with 0xFF. */
+/* Memory between 4 MB and 4 MB that nobody may touch, so that far strays are caught, too; filled with 0xFF. */
 void *mh_guarded(size_t bytes, size_t align, void **all, size_t *all_bytes);
 void mh_run(const mh_dispatch *d, int flush_subnormals);
 #endif
